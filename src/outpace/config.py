@@ -1,0 +1,85 @@
+"""Operator settings: frozen, flat, unknown keys are errors, every "auto" resolved once at load."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from outpace.errors import ConfigError
+
+MAX_DRAFT_TOKENS = 64
+DTYPES = ("auto", "bfloat16", "float32")
+RULES = ("auto", "token", "block", "tree", "coupled")
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True)
+class _Config:
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build from a parsed file; an unknown key is an error that suggests the nearest known one."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" Known settings: {', '.join(known)}."
+                raise ConfigError(f"Unknown setting {key!r}.{hint}")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class SpecConfig(_Config):
+    """How to speculate.
+
+    draft                    "off", "lookup", or a model reference (hub id, folder, .gguf file, catalogue name)
+    num_speculative_tokens   K, the longest draft; 0 turns speculation off
+    rule                     acceptance rule for unseeded sampling; "auto" takes block for a chain with a q, else token.
+                             Greedy and seeded requests always use the coupled rule.
+    """
+
+    draft: str = "off"
+    num_speculative_tokens: int = 4
+    rule: str = "auto"
+
+    def __post_init__(self) -> None:
+        _require(bool(self.draft), "draft must name a drafter or a model; use 'off' for plain decoding.")
+        k = self.num_speculative_tokens
+        _require(
+            isinstance(k, int) and not isinstance(k, bool) and 0 <= k <= MAX_DRAFT_TOKENS,
+            f"num_speculative_tokens (-k) must be an integer from 0 (plain decoding) to {MAX_DRAFT_TOKENS}, got {k!r}."
+            " Useful values are 2 to 8: later tokens of a long draft are rarely accepted.",
+        )
+        _require(self.rule in RULES, f"rule must be one of {', '.join(RULES)}, got {self.rule!r}.")
+
+
+@dataclass(frozen=True)
+class EngineConfig(_Config):
+    """How to run the target. Sizes in bytes, lengths in tokens; None means "decide at load"."""
+
+    model: str
+    dtype: str = "auto"
+    draft_dtype: str = "auto"
+    device: str = "cpu"
+    threads: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 8
+    max_batched_tokens: int = 512
+    kv_cache_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(bool(self.model), "model is empty: give a hub id, a folder, a .gguf file or a catalogue name.")
+        for name in ("dtype", "draft_dtype"):
+            value = getattr(self, name)
+            _require(value in DTYPES, f"{name} must be one of {', '.join(DTYPES)}, got {value!r}.")
+        for name in ("threads", "max_model_len", "max_num_seqs", "max_batched_tokens", "kv_cache_bytes"):
+            value = getattr(self, name)
+            if value is not None:
+                integer = isinstance(value, int) and not isinstance(value, bool)
+                _require(integer and value >= 1, f"{name} must be an integer >= 1, got {value!r}.")

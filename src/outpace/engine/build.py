@@ -1,0 +1,215 @@
+"""From configuration to a running engine: resolve, load, check that draft and target belong together, wire."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from outpace.config import EngineConfig, SpecConfig
+from outpace.drafters import Lookup, make_draft_model
+from outpace.drafters.base import Drafter
+from outpace.engine.local import Limits, LocalEngine
+from outpace.engine.policy import FixedDepth
+from outpace.engine.step import Machine
+from outpace.errors import CapacityError, ConfigError, Unsupported
+from outpace.kernels.registry import select
+from outpace.models.decoder import Decoder
+from outpace.sampling.pipeline import LogitsPipeline
+from outpace.text.codec import TokenizerCodec
+from outpace.text.vocab_map import compare_vocabularies
+from outpace.verify import choose_rule
+from outpace.weights.load import load_checkpoint
+from outpace.weights.resolve import resolve
+
+Progress = Callable[[str, int, int], None]
+
+DRAFT_WORDS = ("off", "lookup")
+# Share of the memory still free after loading that the KV store may grow into, if nobody says otherwise.
+KV_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class EngineDescription:
+    """What was built, for banners and reports. Bytes and seconds. drafter is "off", "lookup" or a model reference;
+    draft_reason says why it is off, or what it is."""
+
+    model: str
+    dtype: str
+    device: str
+    threads: int
+    context: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    drafter: str
+    draft_reason: str
+    draft_weight_bytes: int
+    k: int
+    load_seconds: float
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    model: Decoder
+    codec: TokenizerCodec
+
+
+class LoadedEngine:
+    """A running engine and what belongs to it. Close it, or use it as a context manager."""
+
+    def __init__(self, target: _Loaded, machine: Machine, limits: Limits, description: EngineDescription) -> None:
+        self._target, self._limits = target, limits
+        self.description = description
+        self.client = LocalEngine(machine, target.codec, limits, FixedDepth(description.k))
+        self._engines = [self.client]
+
+    @property
+    def codec(self) -> TokenizerCodec:
+        """The target's tokenizer."""
+        return self._target.codec
+
+    @property
+    def model(self) -> Decoder:
+        """The target."""
+        return self._target.model
+
+    def plain(self) -> LocalEngine:
+        """A second engine on the same weights, without a drafter and with a KV store of its own."""
+        machine = _machine(self._target, None, "auto", None)
+        engine = LocalEngine(machine, self._target.codec, self._limits, FixedDepth(0))
+        self._engines.append(engine)
+        return engine
+
+    def close(self) -> None:
+        """Stop every engine opened here."""
+        for engine in self._engines:
+            engine.shutdown()
+
+    def __enter__(self) -> LoadedEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | None = None) -> LoadedEngine:
+    """Load target and drafter and start the engine thread.
+
+    Raises ModelError, DownloadError or ConfigError for what cannot be loaded, Unsupported if the draft model speaks
+    another tokenizer, CapacityError if the KV store could not hold a single sequence.
+    """
+    start = time.perf_counter()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    target = _load(config.model, config.dtype, config.device, progress)
+    drafter, reason, draft_bytes = _drafter(config, spec, target, progress)
+    context = _context(config, target)
+    budget, kv_rows = _kv_budget(config, target.model, drafter is not None)
+    limits = Limits(context, config.max_num_seqs, config.max_batched_tokens, kv_rows)
+    machine = _machine(target, drafter, spec.rule, budget)
+    description = EngineDescription(
+        model=config.model,
+        dtype=str(target.model.dtype).removeprefix("torch."),
+        device=str(target.model.device),
+        threads=torch.get_num_threads(),
+        context=context,
+        weight_bytes=target.model.weight_bytes(),
+        kv_bytes_per_token=target.model.spec.kv_bytes_per_token(target.model.dtype.itemsize),
+        drafter=spec.draft if drafter is not None else "off",
+        draft_reason=reason,
+        draft_weight_bytes=draft_bytes,
+        k=spec.num_speculative_tokens if drafter is not None else 0,
+        load_seconds=time.perf_counter() - start,
+    )
+    return LoadedEngine(target, machine, limits, description)
+
+
+def _load(ref: str, dtype: str, device: str, progress: Progress | None) -> _Loaded:
+    folder = resolve(ref, dtype, progress)
+    spec, weights = load_checkpoint(folder, dtype, device)
+    return _Loaded(Decoder(spec, weights, select(torch.device(device))), TokenizerCodec.from_folder(Path(folder)))
+
+
+def _pipeline(loaded: _Loaded, vocab_size: int | None = None) -> LogitsPipeline:
+    width = vocab_size or loaded.model.spec.vocab_size
+    return LogitsPipeline(width, loaded.codec.eos_ids, loaded.codec.vocab_size)
+
+
+def _machine(target: _Loaded, drafter: Drafter | None, rule: str, budget: int | None) -> Machine:
+    needs = drafter.needs if drafter is not None else None
+    chosen = choose_rule(
+        "auto" if rule == "coupled" else rule,
+        proposes_law=needs is not None and needs.proposes_law,
+        tree=needs is not None and needs.tree,
+    )
+    return Machine(target.model, target.model.new_store(budget), _pipeline(target), drafter, chosen)
+
+
+def _drafter(
+    config: EngineConfig, spec: SpecConfig, target: _Loaded, progress: Progress | None
+) -> tuple[Drafter | None, str, int]:
+    """The drafter, what it is or why there is none, and its weight bytes."""
+    if spec.draft == "off":
+        return None, "no draft was asked for (--draft)", 0
+    if spec.num_speculative_tokens == 0:
+        return None, "K is 0", 0
+    if spec.draft == "lookup":
+        return Lookup(), "suffix lookup in the request's own text", 0
+    draft = _load(spec.draft, config.draft_dtype, config.device, progress)
+    verdict = compare_vocabularies(target.codec, draft.codec)
+    if not verdict.same:
+        raise Unsupported(
+            f"{spec.draft} cannot draft for {config.model}: they speak different tokenizers. {verdict.text}"
+            " Use a draft of the same family, or --draft lookup, which needs no model."
+        )
+    drafter = make_draft_model(draft.model, _pipeline(draft), target.model.spec.vocab_size)
+    return drafter, "draft model with the target's tokenizer", draft.model.weight_bytes()
+
+
+def _context(config: EngineConfig, target: _Loaded) -> int:
+    longest = target.model.spec.max_context
+    if config.max_model_len is None:
+        return longest
+    if config.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} exceeds what {config.model} was trained for ({longest} tokens)."
+            " Lower it, or leave it out to use the model's own context."
+        )
+    return config.max_model_len
+
+
+def _kv_budget(config: EngineConfig, model: Decoder, drafting: bool) -> tuple[int | None, int | None]:
+    """Bytes for the target's KV store, and the rows they hold. A draft model's store is taken from the same share."""
+    row = model.spec.kv_bytes_per_token(model.dtype.itemsize)
+    budget = config.kv_cache_bytes
+    if budget is None:
+        free = _free_memory(model.device)
+        budget = None if free is None else int(free * KV_SHARE * (0.5 if drafting else 1.0))
+    if budget is None:
+        return None, None
+    if budget < row * 2:
+        raise CapacityError(
+            f"The KV store may use {budget} bytes, but a single token of {config.model} needs {row}. Raise"
+            " --kv-cache-bytes, or free memory."
+        )
+    return budget, budget // row
+
+
+def _free_memory(device: torch.device) -> int | None:
+    """Bytes free on the device, None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return None

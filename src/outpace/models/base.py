@@ -1,0 +1,75 @@
+"""One signature for target and drafter, prompt chunk and verification. No phase flag, no global context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outpace.cache.base import KVStore
+from outpace.models.spec import DecoderSpec
+
+
+@dataclass(frozen=True)
+class SeqRows:
+    """The rows of one sequence in a forward pass. They are written to the KV rows kv_first, kv_first + 1, ...
+
+    parents  for each row, the index (within this SeqRows) of the row it follows, or -1 when it follows everything
+             before kv_first. None = a chain: row i follows row i - 1 and sees every earlier row.
+    """
+
+    seq: int
+    tokens: tuple[int, ...]
+    kv_first: int
+    parents: tuple[int, ...] | None = None
+
+    def depths(self) -> list[int]:
+        """Distance of each row from kv_first: row i of a chain has depth i. Its rotary position is kv_first + depth."""
+        if self.parents is None:
+            return list(range(len(self.tokens)))
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return depths
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """Rows of several sequences, packed in order; T = all rows.
+
+    logit_rows     indices into 0..T-1 whose logits are wanted
+    feature_layers hidden states after these layers are returned for every row (empty: none)
+    """
+
+    rows: Sequence[SeqRows]
+    logit_rows: Sequence[int]
+    feature_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """logits [R, V] float32 in logit_rows order; features [T, len(feature_layers) * hidden] or None."""
+
+    logits: Tensor
+    features: Tensor | None = None
+
+
+class LanguageModel(Protocol):
+    """Anything that turns rows into logits and keeps its keys and values in a KVStore."""
+
+    @property
+    def spec(self) -> DecoderSpec: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def new_store(self, max_bytes: int | None = None) -> KVStore:
+        """An empty store shaped for this model. max_bytes None: bounded only by memory."""
+        ...
+
+    def forward(self, batch: ForwardBatch, kv: KVStore) -> ForwardOutput:
+        """The caller has reserved every row named in the batch; committing is the caller's too."""
+        ...

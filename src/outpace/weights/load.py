@@ -1,0 +1,102 @@
+"""A Hugging Face folder -> the spec of its decoder and its weights by canonical name, every name and shape checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.errors import ConfigError, ModelError
+from outpace.models.spec import DecoderSpec
+from outpace.weights.names import canonical_name, ignored
+from outpace.weights.safetensors import read_tensors
+
+DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def load_checkpoint(folder: Path, dtype: str, device: str) -> tuple[DecoderSpec, dict[str, Tensor]]:
+    """The decoder's spec and tensors, `DecoderSpec.expected_tensors()` exactly.
+
+    dtype "auto" is bfloat16. On the CPU a tensor that already has the dtype stays mapped from the file: no copy, and
+    no reading until it is used; never write to it in place. ModelError: config.json or weights missing, damaged,
+    unsupported, or not the tensors the config describes. ConfigError: no such dtype or device.
+    """
+    target_dtype, target_device = _dtype(dtype), _device(device)
+    spec = DecoderSpec.from_hf(read_config(folder))
+    expected = spec.expected_tensors()
+    weights: dict[str, Tensor] = {}
+    unexpected: list[str] = []
+    for hf_name, tensor in read_tensors(folder):
+        if ignored(hf_name, spec.tied):
+            continue
+        name = canonical_name(hf_name, spec.model_type)
+        if name is None or name not in expected or name in weights:
+            unexpected.append(hf_name)
+            continue
+        _check(folder, hf_name, tensor, expected[name])
+        weights[name] = tensor.to(device=target_device, dtype=target_dtype)
+    _check_complete(folder, [name for name in expected if name not in weights], unexpected)
+    return spec, weights
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The parsed config.json of a checkpoint folder. ModelError: it is missing or not a JSON object."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{folder} has no config.json, so it is not a checkpoint folder. Give a folder in the Hugging Face layout"
+            " (config.json, tokenizer.json, *.safetensors) or a .gguf file."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}. Download the checkpoint again.") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} does not hold a JSON object. Download the checkpoint again.")
+    return config
+
+
+def _dtype(dtype: str) -> torch.dtype:
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    return DTYPES[dtype]
+
+
+def _device(device: str) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: torch built without CUDA
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"device {device!r} cannot be used here: {reason}. Use 'cpu', or a device torch lists."
+        ) from None
+
+
+def _check(folder: Path, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ModelError(
+            f"{folder}: tensor {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}. Config"
+            " and weights do not belong together; download both again."
+        )
+    if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ModelError(
+            f"{folder}: tensor {name!r} is stored as {str(tensor.dtype).removeprefix('torch.')}. Outpace reads float32,"
+            " float16 and bfloat16; take the unquantised checkpoint, or run this one with vLLM."
+        )
+
+
+def _check_complete(folder: Path, missing: list[str], unexpected: list[str]) -> None:
+    problems = [f"{what} {_first(names)}" for what, names in (("lacks", missing), ("also holds", unexpected)) if names]
+    if problems:
+        raise ModelError(
+            f"The weights in {folder} are not those of the model in its config.json: it {' and '.join(problems)}."
+            " Running it would give wrong text; download the checkpoint again, or check that it is a plain causal"
+            " language model."
+        )
+
+
+def _first(names: list[str]) -> str:
+    return f"{len(names)} tensors ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"

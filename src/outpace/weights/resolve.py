@@ -1,0 +1,57 @@
+"""A model reference, as people type it -> the folder of a checkpoint on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outpace.errors import ConfigError, ModelError
+from outpace.weights import catalog
+from outpace.weights.convert import convert
+from outpace.weights.hub import HubReference, fetch_from_hub
+from outpace.weights.local import Progress
+
+DTYPES = {"auto": "bfloat16", "bfloat16": "bfloat16", "float32": "float32"}
+
+
+def resolve(ref: str, dtype: str, progress: Progress | None = None) -> Path:
+    """The folder that `load_checkpoint` and the codec read. `ref` is tried as
+
+    1. a catalogue name (`smollm2-135m-instruct`): pulled and converted once; `./name` is a folder of that name,
+    2. a .gguf file: converted once,
+    3. a folder: taken as it is,
+    4. `org/name[@revision]` or `org/name/file.gguf[@revision]`: fetched from the hub.
+
+    dtype decides only how a .gguf is converted ("auto" is bfloat16). ModelError: nothing of the kind, with the nearest
+    catalogue names. DownloadError: it exists and could not be fetched. ConfigError: no such dtype.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    if ref in [entry.name for entry in catalog.entries()]:
+        return convert(catalog.pull(ref, progress), DTYPES[dtype], progress)
+    path = Path(ref).expanduser()
+    if ref and path.is_dir():  # for pathlib the empty text is the current folder
+        return path
+    if path.is_file():
+        return _from_file(path, dtype, progress)
+    reference = HubReference.parse(ref)
+    if reference is None or (path.suffix == ".gguf" and reference.file is None):
+        raise _not_found(ref)
+    local = fetch_from_hub(reference)
+    return convert(local, DTYPES[dtype], progress) if reference.file else local
+
+
+def _from_file(path: Path, dtype: str, progress: Progress | None) -> Path:
+    if path.suffix != ".gguf":
+        raise ModelError(
+            f"{path} is a file, but not a .gguf. Give a .gguf file, or the folder that holds config.json and the"
+            " .safetensors files."
+        )
+    return convert(path, DTYPES[dtype], progress)
+
+
+def _not_found(ref: str) -> ModelError:
+    return ModelError(
+        f"No model {ref!r}: it is not a name in the catalogue, and there is no such file or folder"
+        f" ({Path(ref).expanduser().absolute()}), nor does it look like a hub model (org/name)."
+        f" {catalog.suggestion(ref)}"
+    )

@@ -1,0 +1,79 @@
+"""A Hugging Face folder -> (name, tensor) pairs that are mapped from disk, not copied.
+
+The safetensors package checks each header (lengths, offsets, dtype times shape) against the file's size before it hands
+out a tensor; here its errors become ModelError, and pickles are never opened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from outpace.errors import ModelError
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the checkpoint, by its name in the file. ModelError: none there, only pickles, a damaged or lying
+    header, a shard or tensor that the index promises and nobody has, a tensor that two shards have."""
+    files, promised = _files(folder)
+    seen: set[str] = set()
+    for path in files:
+        for name, tensor in _read_file(path):
+            if name in seen:
+                raise ModelError(f"{folder}: tensor {name!r} is in more than one shard. Download the checkpoint again.")
+            seen.add(name)
+            yield name, tensor
+    if lost := sorted(promised - seen):
+        raise ModelError(
+            f"{folder / _INDEX} lists {len(lost)} tensors that no shard holds: {', '.join(lost[:5])}"
+            f"{', ...' if len(lost) > 5 else ''}. The download is incomplete; fetch it again."
+        )
+
+
+def _files(folder: Path) -> tuple[list[Path], set[str]]:
+    """The safetensors files, and the tensor names that the index promises (none without an index)."""
+    if (folder / _INDEX).is_file():
+        weight_map = _weight_map(folder / _INDEX)
+        return [folder / name for name in sorted(set(weight_map.values()))], set(weight_map)
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE], set()
+    pickles = sorted(path.name for path in folder.glob("*") if path.suffix in _PICKLES)
+    if pickles:
+        raise ModelError(
+            f"{folder} holds its weights only as pickles ({', '.join(pickles[:3])}), which can run code when opened, so"
+            " Outpace never opens them. Take a revision with .safetensors files, or convert it on a machine you trust"
+            " with transformers' save_pretrained."
+        )
+    raise ModelError(f"{folder} holds neither {_SINGLE} nor {_INDEX}. Give the folder of a complete checkpoint.")
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        names = dict(weight_map)
+        # A file name with a folder in it could point anywhere on the disk.
+        sound = bool(names) and all(isinstance(n, str) and Path(n).name == n != ".." for n in names.values())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path} is not a readable weight index ({error!r}). Download the checkpoint again.") from None
+    if not sound:
+        raise ModelError(f"{path} names files outside its own folder, or none. Download the checkpoint again.")
+    return names
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                yield name, file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{path} is not a usable safetensors file: {error}. It is damaged or was not downloaded completely;"
+            " fetch it again."
+        ) from None

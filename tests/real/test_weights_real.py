@@ -1,0 +1,102 @@
+"""The catalogue's real files: converted, compared with transformers' own reading of the same GGUF, and loaded again.
+
+Run with the models pulled (`outpace models pull NAME`); what is not in the cache is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from outpace.weights import catalog
+from outpace.weights.gguf import decode_rows, read_gguf
+from outpace.weights.load import load_checkpoint
+from outpace.weights.resolve import resolve
+from outpace.weights.safetensors import read_tensors
+
+pytestmark = pytest.mark.real
+NAMES = [entry.name for entry in catalog.entries()]
+SMALL = ["smollm2-135m-instruct", "gemma-3-270m", "qwen2.5-coder-0.5b-instruct"]
+LARGEST = "qwen2.5-coder-1.5b-instruct"
+
+
+def folder_of(name: str, dtype: str) -> Path:
+    if not catalog.is_cached(name):
+        pytest.skip(f"{name} is not in the cache: outpace models pull {name}")
+    return resolve(name, dtype)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loads_whole(name: str) -> None:
+    spec, weights = load_checkpoint(folder_of(name, "bfloat16"), "auto", "cpu")
+    assert {key: tuple(tensor.shape) for key, tensor in weights.items()} == spec.expected_tensors()
+    assert all(torch.isfinite(tensor.flatten()[:4096].float()).all() for tensor in weights.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SMALL)
+def test_same_weights_as_transformers_reads(name: str) -> None:
+    """An independent reader of names, permutation and norms. float32, so exact up to the rounding of Gemma's -1."""
+    folder = folder_of(name, "float32")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        skeleton = transformers.AutoModelForCausalLM.from_config(config)
+    wanted = load_gguf_checkpoint(catalog.find(name).path, return_tensors=True, model_to_load=skeleton)["tensors"]
+    found = dict(read_tensors(folder))
+    assert found.keys() == wanted.keys()
+    assert [key for key in wanted if not torch.allclose(found[key], wanted[key], rtol=0, atol=1e-6)] == []
+    query = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.allclose(found[query].flip(0), wanted[query], rtol=0, atol=1e-6)  # the comparison can fail
+
+
+@pytest.mark.parametrize("name", SMALL[:2])
+def test_bfloat16_is_float32_rounded(name: str) -> None:
+    _, exact = load_checkpoint(folder_of(name, "float32"), "float32", "cpu")
+    _, rounded = load_checkpoint(folder_of(name, "bfloat16"), "bfloat16", "cpu")
+    assert all(torch.equal(rounded[key], exact[key].to(torch.bfloat16)) for key in exact)
+
+
+def test_an_embedding_row_against_the_file() -> None:
+    """One row followed by hand from the blocks of the file to the tensor the decoder gets."""
+    folder = folder_of(SMALL[0], "float32")
+    file = read_gguf(catalog.find(SMALL[0]).path)
+    tensor = file.tensors["token_embd.weight"]
+    row = next(decode_rows(file.rows(tensor)[1234:1235], tensor.kind, 1))[0]
+    assert torch.equal(load_checkpoint(folder, "float32", "cpu")[1]["embed"][1234], torch.from_numpy(row))
+
+
+_START = """
+import json, re, sys, time
+from pathlib import Path
+from outpace.weights.load import load_checkpoint
+from outpace.weights.resolve import resolve
+import torch
+def peak(): return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+base = peak()
+begin = time.perf_counter()
+_, weights = load_checkpoint(resolve(sys.argv[1], "auto"), "auto", "cpu")
+loaded = time.perf_counter() - begin
+for tensor in weights.values():
+    tensor.view(-1)[::64].sum()
+size = sum(t.numel() * t.element_size() for t in weights.values())
+print(json.dumps({"seconds": loaded, "peak": peak() - base, "size": size}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to tell the peak of one process")
+def test_a_second_start_is_quick_and_holds_the_weights_once() -> None:
+    folder_of(LARGEST, "auto")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
+    command = [sys.executable, "-c", _START, LARGEST]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    figures = json.loads(result.stdout)
+    assert figures["seconds"] < 5
+    assert 0.9 < figures["peak"] / figures["size"] < 1.3
