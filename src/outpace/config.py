@@ -12,7 +12,7 @@ from outpace.errors import ConfigError
 
 MAX_DRAFT_TOKENS = 64
 DTYPES = ("auto", "bfloat16", "float32")
-RULES = ("auto", "token", "block", "tree", "coupled")
+RULES = ("auto", "token", "block", "tree")
 
 
 def _require(ok: bool, message: str) -> None:

@@ -1,1 +1,1 @@
-
+"""Drafters: cheap guesses at what the target will say. Each is one file behind the contract in `base`."""

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 
+from outpace.cache.base import KVStore
 from outpace.config import EngineConfig, SpecConfig
-from outpace.drafters import Lookup, make_draft_model
-from outpace.drafters.base import Drafter
+from outpace.drafters.base import Drafter, Needs
+from outpace.drafters.draft_model import DraftModel
+from outpace.drafters.lookup import Lookup
 from outpace.engine.local import Limits, LocalEngine
 from outpace.engine.policy import FixedDepth
 from outpace.engine.step import Machine
@@ -57,6 +59,11 @@ class _Loaded:
     model: Decoder
     codec: TokenizerCodec
 
+    @property
+    def row_bytes(self) -> int:
+        """KV bytes per token."""
+        return self.model.spec.kv_bytes_per_token(self.model.dtype.itemsize)
+
 
 class LoadedEngine:
     """A running engine and what belongs to it. Close it, or use it as a context manager."""
@@ -79,7 +86,7 @@ class LoadedEngine:
 
     def plain(self) -> LocalEngine:
         """A second engine on the same weights, without a drafter and with a KV store of its own."""
-        machine = _machine(self._target, None, "auto", None)
+        machine = _machine(self._target, None, "auto", self._limits.kv_rows)
         engine = LocalEngine(machine, self._target.codec, self._limits, FixedDepth(0))
         self._engines.append(engine)
         return engine
@@ -106,11 +113,12 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     target = _load(config.model, config.dtype, config.device, progress)
-    drafter, reason, draft_bytes = _drafter(config, spec, target, progress)
     context = _context(config, target)
-    budget, kv_rows = _kv_budget(config, target.model, drafter is not None)
-    limits = Limits(context, config.max_num_seqs, config.max_batched_tokens, kv_rows)
-    machine = _machine(target, drafter, spec.rule, budget)
+    draft, reason = _draft_model(config, spec, target, progress)
+    rows = _kv_rows(config, [target, draft] if draft else [target])
+    drafter = _drafter(spec, target, draft, rows)
+    limits = Limits(context, config.max_num_seqs, config.max_batched_tokens, rows)
+    machine = _machine(target, drafter, spec.rule, rows)
     description = EngineDescription(
         model=config.model,
         dtype=str(target.model.dtype).removeprefix("torch."),
@@ -118,10 +126,10 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
         threads=torch.get_num_threads(),
         context=context,
         weight_bytes=target.model.weight_bytes(),
-        kv_bytes_per_token=target.model.spec.kv_bytes_per_token(target.model.dtype.itemsize),
+        kv_bytes_per_token=target.row_bytes,
         drafter=spec.draft if drafter is not None else "off",
         draft_reason=reason,
-        draft_weight_bytes=draft_bytes,
+        draft_weight_bytes=draft.model.weight_bytes() if draft else 0,
         k=spec.num_speculative_tokens if drafter is not None else 0,
         load_seconds=time.perf_counter() - start,
     )
@@ -134,31 +142,28 @@ def _load(ref: str, dtype: str, device: str, progress: Progress | None) -> _Load
     return _Loaded(Decoder(spec, weights, select(torch.device(device))), TokenizerCodec.from_folder(Path(folder)))
 
 
-def _pipeline(loaded: _Loaded, vocab_size: int | None = None) -> LogitsPipeline:
-    width = vocab_size or loaded.model.spec.vocab_size
-    return LogitsPipeline(width, loaded.codec.eos_ids, loaded.codec.vocab_size)
+def _machine(target: _Loaded, drafter: Drafter | None, rule: str, rows: int | None) -> Machine:
+    needs = drafter.needs if drafter is not None else Needs()
+    wanted = rule if drafter is not None else "auto"
+    chosen = choose_rule(wanted, proposes_law=needs.proposes_law, tree=needs.tree)
+    pipeline = LogitsPipeline(target.model.spec.vocab_size, target.codec.eos_ids, target.codec.vocab_size)
+    return Machine(target.model, _store(target, rows), pipeline, drafter, chosen)
 
 
-def _machine(target: _Loaded, drafter: Drafter | None, rule: str, budget: int | None) -> Machine:
-    needs = drafter.needs if drafter is not None else None
-    chosen = choose_rule(
-        "auto" if rule == "coupled" else rule,
-        proposes_law=needs is not None and needs.proposes_law,
-        tree=needs is not None and needs.tree,
-    )
-    return Machine(target.model, target.model.new_store(budget), _pipeline(target), drafter, chosen)
+def _store(loaded: _Loaded, rows: int | None) -> KVStore:
+    return loaded.model.new_store(None if rows is None else rows * loaded.row_bytes)
 
 
-def _drafter(
+def _draft_model(
     config: EngineConfig, spec: SpecConfig, target: _Loaded, progress: Progress | None
-) -> tuple[Drafter | None, str, int]:
-    """The drafter, what it is or why there is none, and its weight bytes."""
+) -> tuple[_Loaded | None, str]:
+    """The draft model, if one is wanted, and what drafts or why nothing does."""
     if spec.draft == "off":
-        return None, "no draft was asked for (--draft)", 0
+        return None, "no draft was asked for (--draft)"
     if spec.num_speculative_tokens == 0:
-        return None, "K is 0", 0
+        return None, "K is 0"
     if spec.draft == "lookup":
-        return Lookup(), "suffix lookup in the request's own text", 0
+        return None, "suffix lookup in the request's own text"
     draft = _load(spec.draft, config.draft_dtype, config.device, progress)
     verdict = compare_vocabularies(target.codec, draft.codec)
     if not verdict.same:
@@ -166,8 +171,19 @@ def _drafter(
             f"{spec.draft} cannot draft for {config.model}: they speak different tokenizers. {verdict.text}"
             " Use a draft of the same family, or --draft lookup, which needs no model."
         )
-    drafter = make_draft_model(draft.model, _pipeline(draft), target.model.spec.vocab_size)
-    return drafter, "draft model with the target's tokenizer", draft.model.weight_bytes()
+    return draft, "draft model with the target's tokenizer"
+
+
+def _drafter(spec: SpecConfig, target: _Loaded, draft: _Loaded | None, rows: int | None) -> Drafter | None:
+    if spec.draft == "off" or spec.num_speculative_tokens == 0:
+        return None
+    if draft is None:
+        return Lookup()
+    # Ids that the target lacks are masked; eos is the target's, for min_tokens.
+    known = min(draft.codec.vocab_size, target.codec.vocab_size)
+    pipeline = LogitsPipeline(draft.model.spec.vocab_size, target.codec.eos_ids, known)
+    budget = None if rows is None else rows * draft.row_bytes
+    return DraftModel(draft.model, pipeline, target.model.spec.vocab_size, budget)
 
 
 def _context(config: EngineConfig, target: _Loaded) -> int:
@@ -182,21 +198,21 @@ def _context(config: EngineConfig, target: _Loaded) -> int:
     return config.max_model_len
 
 
-def _kv_budget(config: EngineConfig, model: Decoder, drafting: bool) -> tuple[int | None, int | None]:
-    """Bytes for the target's KV store, and the rows they hold. A draft model's store is taken from the same share."""
-    row = model.spec.kv_bytes_per_token(model.dtype.itemsize)
+def _kv_rows(config: EngineConfig, models: list[_Loaded]) -> int | None:
+    """Tokens whose keys and values fit, in all models together; None if the system does not say what is free."""
     budget = config.kv_cache_bytes
     if budget is None:
-        free = _free_memory(model.device)
-        budget = None if free is None else int(free * KV_SHARE * (0.5 if drafting else 1.0))
+        free = _free_memory(models[0].model.device)
+        budget = None if free is None else int(free * KV_SHARE)
     if budget is None:
-        return None, None
+        return None
+    row = sum(loaded.row_bytes for loaded in models)
     if budget < row * 2:
         raise CapacityError(
-            f"The KV store may use {budget} bytes, but a single token of {config.model} needs {row}. Raise"
-            " --kv-cache-bytes, or free memory."
+            f"The KV store may use {budget} bytes, but a single token of {config.model} needs {row}, its draft model"
+            " included. Raise --kv-cache-bytes, or free memory."
         )
-    return budget, budget // row
+    return budget // row
 
 
 def _free_memory(device: torch.device) -> int | None:

@@ -154,7 +154,7 @@ class LocalEngine:
             while self._receive():
                 self._advance()
             self._fail_all(EngineDead("The engine was closed before this request ended."))
-        except BaseException as error:  # noqa: BLE001 - whatever it was, nobody may wait for ever
+        except BaseException as error:  # whatever it was, nobody may wait for ever
             dead = EngineDead(f"The engine stopped after an internal error: {type(error).__name__}: {error}")
             dead.__cause__ = error
             self._dead = dead

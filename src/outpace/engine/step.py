@@ -4,7 +4,8 @@ batch. With an empty draft it is plain decoding; with a chunk that does not reac
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +66,7 @@ def step(machine: Machine, work: Seq[Work], outputs: Mapping[int, Output]) -> St
     drafted = time.perf_counter()
 
     rows, logit_rows = _pack(machine.store, work, ready, draft)
-    logits = machine.model.forward(ForwardBatch(rows, logit_rows), machine.store).logits
+    logits = machine.model.forward(ForwardBatch(rows, logit_rows), machine.store).logits.cpu()  # laws are CPU work
     verified = time.perf_counter()
 
     emissions = _decide(machine, ready, draft, logits) if ready else {}
@@ -141,7 +142,7 @@ def _decide(machine: Machine, ready: Seq[Work], draft: Draft, logits: Tensor) ->
         for row in range(counts[s])
     ]
     laws = machine.pipeline.probs(logits, law_rows)
-    p = torch.nn.utils.rnn.pad_sequence(list(laws.split(counts)), batch_first=True)
+    p = torch.nn.utils.rnn.pad_sequence(list(torch.split(laws, counts)), batch_first=True)
     stops, extras = _accept(machine.rule, p, draft, [w.sequence for w in ready])
     emissions: dict[int, Emission] = {}
     first = 0
@@ -171,9 +172,7 @@ def _accept(rule: AcceptanceRule, p: Tensor, draft: Draft, sequences: Seq[Sequen
     return stops, extras
 
 
-def _emission(
-    pipeline: LogitsPipeline, work: Work, draft: Draft, s: int, decided: tuple[int, int, Tensor]
-) -> Emission:
+def _emission(pipeline: LogitsPipeline, work: Work, draft: Draft, s: int, decided: tuple[int, int, Tensor]) -> Emission:
     stop, extra, logits = decided
     kept = tuple(path(draft, s, stop))
     tokens = (*(int(draft.tokens[s, node]) for node in kept), extra)

@@ -6,7 +6,8 @@ token however long the accepted run is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from outpace.text.stop import TextStream

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -30,7 +31,7 @@ def teacher_logits(model: LanguageModel, tokens: Sequence[int], last_rows: int) 
     head = max(0, len(tokens) - last_rows)
     cuts = [*range(0, head, CHUNK), head, len(tokens)]
     logits = None
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         if start == stop:
             continue
         assert store.reserve(0, stop - start), "an unbounded store has room"

@@ -8,7 +8,7 @@ equivalent `tokenizer.json`, spelled as the original model has it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from outpace.errors import ModelError
+from outpace.text.token_bytes import SPACE
 
-SPACE = "\u2581"  # SentencePiece's visible space
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 
 # Control tokens that end an answer whatever the file names as its eos. llama.cpp stops on them too.
@@ -211,9 +211,9 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     return merges
 
 
-def _bpe(ids: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> BPE:
+def _bpe(build: Callable[[], BPE]) -> BPE:
     try:
-        return BPE(vocab=ids, merges=merges, **options)
+        return build()
     except Exception as error:  # the library raises plain Exception
         raise ModelError(
             f"The tokenizer in this GGUF file is damaged: its merges do not fit its tokens ({error}). Download the file"
@@ -227,7 +227,8 @@ def _byte_level(vocabulary: _Vocabulary, merges: list[tuple[str, str]], split: _
             "The tokenizer in this GGUF file is damaged: byte-level BPE without merges (tokenizer.ggml.merges) cannot"
             " join any two bytes. Download the file again."
         )
-    tokenizer = Tokenizer(_bpe(vocabulary.ids(), merges, ignore_merges=split.ignore_merges))
+    ids = vocabulary.ids()
+    tokenizer = Tokenizer(_bpe(lambda: BPE(vocab=ids, merges=merges, ignore_merges=split.ignore_merges)))
     steps: list[Any] = []
     if split.single_digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
@@ -245,8 +246,10 @@ def _sentencepiece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> Toke
     """SentencePiece BPE: spaces made visible, bytes for what the vocabulary lacks, a space in front unless the file
     says no (`add_space_prefix`, Gemma)."""
     merges = _merges(metadata) or list(_implied_merges(vocabulary, metadata))
-    options = {"unk_token": vocabulary.text("unknown"), "byte_fallback": True, "fuse_unk": True}
-    tokenizer = Tokenizer(_bpe(vocabulary.ids(), merges, **options))
+    ids, unknown = vocabulary.ids(), vocabulary.text("unknown")
+    tokenizer = Tokenizer(
+        _bpe(lambda: BPE(vocab=ids, merges=merges, unk_token=unknown, byte_fallback=True, fuse_unk=True))
+    )
     visible: Any = normalizers.Replace(" ", SPACE)
     steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if metadata.get("tokenizer.ggml.add_space_prefix", True):
