@@ -7,7 +7,7 @@ import itertools
 import queue
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 from outpace.engine.policy import FixedDepth
@@ -42,6 +42,32 @@ class _Job:
     sink: Sink
 
 
+class Stream:
+    """Deltas of one request, for a synchronous caller."""
+
+    def __init__(self, deltas: queue.SimpleQueue[Delta | OutpaceError], abort: Callable[[], None]) -> None:
+        self._deltas, self._abort, self._ended = deltas, abort, False
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Delta:
+        if self._ended:
+            raise StopIteration
+        item = self._deltas.get()
+        self._ended = isinstance(item, OutpaceError) or item.finish_reason is not None
+        return _raised(item)
+
+    def close(self) -> None:
+        """Abort the request, unless it has ended."""
+        if not self._ended:
+            self._ended = True
+            self._abort()
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class LocalEngine:
     """EngineClient over a Machine. `submit` is the asynchronous edge, `generate` the synchronous one."""
 
@@ -61,9 +87,12 @@ class LocalEngine:
 
     # -- edges, any thread ------------------------------------------------------------------------------------------
 
-    async def submit(self, request: Request) -> AsyncIterator[Delta]:
-        """See EngineClient. Raises before the first delta if the request can never run."""
+    def submit(self, request: Request) -> AsyncIterator[Delta]:
+        """See EngineClient. What can never run raises here; the request is queued when iteration begins."""
         self.check(request)
+        return self._deltas(request)
+
+    async def _deltas(self, request: Request) -> AsyncIterator[Delta]:
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[Delta | OutpaceError] = asyncio.Queue()
         serial = self._open(request, lambda item: _post(loop, deltas, item))
@@ -76,19 +105,12 @@ class LocalEngine:
         finally:
             self._inbox.put(lambda: self._abort(serial))
 
-    def generate(self, request: Request) -> Iterator[Delta]:
-        """The same for synchronous callers. Closing the iterator aborts the request."""
+    def generate(self, request: Request) -> Stream:
+        """The same for synchronous callers; the request is queued at once. Closing the stream aborts the request."""
         self.check(request)
         deltas: queue.SimpleQueue[Delta | OutpaceError] = queue.SimpleQueue()
         serial = self._open(request, deltas.put)
-        try:
-            while True:
-                delta = _raised(deltas.get())
-                yield delta
-                if delta.finish_reason is not None:
-                    return
-        finally:
-            self._inbox.put(lambda: self._abort(serial))
+        return Stream(deltas, lambda: self._inbox.put(lambda: self._abort(serial)))
 
     def check(self, request: Request) -> None:
         """Raise what `submit` would raise: PromptError, ContextOverflow, CapacityError, ParameterError."""
