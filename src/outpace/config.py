@@ -11,6 +11,7 @@ from typing import Any, Self
 from outpace.errors import ConfigError
 
 MAX_DRAFT_TOKENS = 64
+KERNELS = ("auto", "native", "torch")
 DTYPES = ("auto", "bfloat16", "float32")
 RULES = ("auto", "token", "block", "tree")
 
@@ -68,6 +69,7 @@ class EngineConfig(_Config):
     draft_dtype: str = "auto"
     device: str = "cpu"
     threads: int | None = None
+    kernels: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 8
     max_batched_tokens: int = 512
@@ -78,6 +80,7 @@ class EngineConfig(_Config):
         for name in ("dtype", "draft_dtype"):
             value = getattr(self, name)
             _require(value in DTYPES, f"{name} must be one of {', '.join(DTYPES)}, got {value!r}.")
+        _require(self.kernels in KERNELS, f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}.")
         for name in ("threads", "max_model_len", "max_num_seqs", "max_batched_tokens", "kv_cache_bytes"):
             value = getattr(self, name)
             if value is not None:

@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,8 @@ class Description:
     dtype: str = "float32"
     device: str = "cpu"
     threads: int = 1
+    kernels: str = "fake"
+    bit_invariant: bool = True
     context: int = 1000
     weight_bytes: int = 1000
     kv_bytes_per_token: int = 10
@@ -107,7 +110,7 @@ class Engine:
     plain_client: Client
     description: Description
     codec: ByteCodec
-    model: None = None
+    model: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(bit_invariant=True))
     closed: bool = False
 
     def plain(self) -> Client:
@@ -151,7 +154,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     module.open_engine = engine.open_engine  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "outpace.engine.build", module)
     verdict = Verdict(False, "not a tie")
-    monkeypatch.setattr("outpace.lab.judge.TeacherJudge", lambda model, params: lambda *runs: verdict)
+    monkeypatch.setattr("outpace.lab.judge.TeacherJudge", lambda model, params, bits_equal: lambda *runs: verdict)
     return engine
 
 

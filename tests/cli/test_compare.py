@@ -159,7 +159,15 @@ def test_plain_decoding_that_does_not_repeat_is_a_difference(clock: Clock) -> No
 def test_answers_of_one_step_are_not_timed(clock: Clock, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     result = compare(cases(1), Timed(clock, [], 9), Timed(clock, [], 9), Setup(), lambda done: None)
     assert result.speedup.n == 0 and result.interval == (0.0, 0.0)
-    facts = {"draft": "d", "k": 2, "model": "org/m", "dtype": "float32", "threads": 1, "date": "2026-01-01"}
+    facts = {
+        "draft": "d",
+        "k": 2,
+        "model": "org/m",
+        "dtype": "float32",
+        "threads": 1,
+        "kernels": "fake",
+        "date": "2026-01-01",
+    }
     facts["machine"] = {"cpu": "x", "cores": 1, "torch": "2"}
     show_summary(result, facts)
     assert "nothing to time" in capsys.readouterr().out

@@ -48,7 +48,8 @@ def test_compare_finds_no_difference(tiny_model: Path, tiny_draft: Path, outpace
 
 
 def test_a_draft_that_is_the_target_accepts_everything(tiny_model: Path, outpace: Callable) -> None:
-    options = ("--draft", str(tiny_model), "-k", "3", "--max-tokens", "40", "--ignore-eos", "true", "--json")
+    options = ("--draft", str(tiny_model), "--draft-dtype", "float32", "-k", "3", "--max-tokens", "40")
+    options += ("--ignore-eos", "true", "--json")
     stats = json.loads(outpace("generate", str(tiny_model), "-p", PROMPT, *options).out)["stats"]
     assert stats["drafted"] == stats["accepted"] > 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outpace.kernels import select
-from outpace.models.base import ForwardBatch, SeqRows
+from outpace.kernels import native, select
+from outpace.models.base import ForwardBatch, LanguageModel, SeqRows
 from outpace.models.decoder import Decoder
+from outpace.models.native_decoder import NativeDecoder
 from outpace.models.spec import DecoderSpec
 
 TOLERANCE = 1e-4
@@ -46,11 +47,13 @@ YARN_MSCALE = YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "beta_fast": 16.0, "
 FAMILIES: dict[str, dict[str, object]] = {
     "llama2": {"model_type": "llama"},
     "llama2-biased": {"model_type": "llama", "attention_bias": True, "tie_word_embeddings": True},
+    "smollm2": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e5}},
     "llama3": {"model_type": "llama", "rope_parameters": LLAMA3 | {"rope_theta": 500.0}},
     "llama-linear": {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 4.0}},
     "llama-yarn": {"model_type": "llama", "rope_parameters": YARN},
     "llama-yarn-mscale": {"model_type": "llama", "rope_parameters": YARN_MSCALE},
     "mistral": {"model_type": "mistral", "sliding_window": 7},
+    "mistral-full": {"model_type": "mistral", "sliding_window": None},
     "qwen2": {"model_type": "qwen2", "head_dim": 8},
     "qwen2-yarn": {"model_type": "qwen2", "head_dim": 8, "rope_parameters": YARN | {"rope_theta": 1e6}},
     "qwen2-sliding": {
@@ -73,21 +76,68 @@ FAMILIES: dict[str, dict[str, object]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
 }
-# What each family has that another lacks: without it, the same weights must not give the same logits.
-FAULTS: dict[str, dict[str, object]] = {
-    "llama2": {"norm_eps": 1e-2},
-    "llama2-biased": {"qkv_bias": False},
-    "llama3": {"rope": "default"},
-    "llama-linear": {"rope": "default"},
-    "llama-yarn": {"rope": "default"},
-    "llama-yarn-mscale": {"rope": "no attention factor"},
-    "mistral": {"windows": (None,) * 4},
-    "qwen2": {"qkv_bias": False},
-    "qwen2-yarn": {"rope": "default"},
-    "qwen2-sliding": {"windows": (6,) * 4},
-    "qwen3": {"qk_norm": False},
-    "gemma3": {"local_rope": None},
-    "gemma3-linear": {"windows": (6, None, 6, None)},
+# What each family's config asks for, got wrong in one place: the same weights must then give other logits.
+Fault = dict[str, object]
+FAULTS: dict[str, list[Fault]] = {
+    "llama2": [{"norm_eps": 1e-2}, {"attn_scale": 0.3}, {"activation": "gelu_pytorch_tanh"}, {"rope.theta": 9e3}],
+    "llama2-biased": [{"qkv_bias": False}, {"o_bias": False}],
+    "smollm2": [{"rope.theta": 1e4}, {"norm_offset": 1.0}],
+    "llama3": [
+        {"rope.kind": "default"},
+        {"rope.factor": 4.0},
+        {"rope.original_context": 64},
+        {"rope.low_freq_factor": 2.0},
+        {"rope.high_freq_factor": 5.0},
+    ],
+    "llama-linear": [{"rope.kind": "default"}, {"rope.factor": 3.0}],
+    "llama-yarn": [
+        {"rope.kind": "default"},
+        {"rope.kind": "linear"},
+        {"rope.attention_factor": 1.0},
+        {"rope.factor": 2.0},
+        {"rope.beta_fast": 2.0},
+        {"rope.original_context": 32},
+    ],
+    "llama-yarn-mscale": [{"rope.attention_factor": 1.0}, {"rope.truncate": True}, {"rope.beta_slow": 2.0}],
+    "mistral": [{"windows": (None,) * 4}, {"windows": (6,) * 4}, {"windows": (8,) * 4}],
+    "mistral-full": [{"windows": (39,) * 4}],
+    "qwen2": [{"qkv_bias": False}],
+    "qwen2-yarn": [{"rope.kind": "default"}],
+    "qwen2-sliding": [{"windows": (6,) * 4}, {"windows": (None, None, 7, 7)}, {"windows": (None, None, None, 6)}],
+    "qwen3": [{"qk_norm": False}],
+    "gemma3": [
+        {"local_rope": None},
+        {"sandwich": False},
+        {"norm_offset": 0.0},
+        {"embed_scale": 1.0},
+        {"qk_norm": False},
+        {"activation": "silu"},
+        {"windows": (5,) * 4},
+        {"rope.theta": 1e4},
+    ],
+    "gemma3-linear": [
+        {"windows": (6, None, 6, None)},
+        {"windows": (4, None, 4, None)},
+        {"attn_scale": 0.25},
+        {"windows": (None, 5, None, 5)},
+        {"rope.kind": "default"},
+    ],
+}
+
+
+def with_fault(spec: DecoderSpec, fault: Fault) -> DecoderSpec:
+    [(field, value)] = fault.items()
+    if field.startswith("rope."):
+        return dataclasses.replace(spec, rope=dataclasses.replace(spec.rope, **{field.removeprefix("rope."): value}))
+    return dataclasses.replace(spec, **{field: value})
+
+
+# The reference, and the native kernels on every instruction set of this machine.
+DECODERS: dict[str, Callable[[DecoderSpec, dict[str, Tensor]], LanguageModel]] = {
+    "torch": lambda spec, weights: Decoder(spec, weights, select("cpu")),
+} | {
+    isa: lambda spec, weights, isa=isa: NativeDecoder(spec, weights, native.open_native(2, isa))
+    for isa in native.isas()
 }
 
 
@@ -95,7 +145,7 @@ class Tiny:
     """A random model of a family, the folder it was saved to, and transformers' logits for a text."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.folder = folder
+        self.name, self.folder, self.kernels = name, folder, "torch"
         torch.manual_seed(sum(map(ord, name)))
         config = AutoConfig.for_model(**SIZES | FAMILIES[name])
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -113,13 +163,16 @@ class Tiny:
     def expected(self, tokens: tuple[int, ...]) -> Tensor:
         return self.model(torch.tensor([tokens])).logits[0]
 
-    def decoder(self, spec: DecoderSpec | None = None, dtype: torch.dtype = torch.float32) -> Decoder:
+    def decoder(self, spec: DecoderSpec | None = None, dtype: torch.dtype = torch.float32) -> LanguageModel:
+        return DECODERS[self.kernels](spec or self.spec, self.weights(dtype))
+
+    def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
         tensors = {k: v.to(dtype) for k, v in load_file(self.folder / "model.safetensors").items()}
         weights = {canonical(k, self.spec.sandwich): v for k, v in tensors.items()}
         if self.spec.tied:
             weights.pop("lm_head", None)
         assert {k: tuple(v.shape) for k, v in weights.items()} == self.spec.expected_tensors()
-        return Decoder(spec or self.spec, weights, select("cpu"))
+        return weights
 
 
 def canonical(name: str, sandwich: bool) -> str:
@@ -143,12 +196,18 @@ def canonical(name: str, sandwich: bool) -> str:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     torch.set_num_threads(1)
-    yield Tiny(request.param, tmp_path_factory.mktemp(request.param))
+    return Tiny(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def feed(decoder: Decoder, tokens: tuple[int, ...], sizes: list[int], features: tuple[int, ...] = ()) -> Tensor:
+@pytest.fixture(params=DECODERS)
+def tiny(family: Tiny, request: pytest.FixtureRequest) -> Tiny:
+    family.kernels = request.param
+    return family
+
+
+def feed(decoder: LanguageModel, tokens: tuple[int, ...], sizes: list[int], features: tuple[int, ...] = ()) -> Tensor:
     """Logits of every row, the tokens fed in chunks of these sizes, each committed whole."""
     kv, done, logits = decoder.new_store(), 0, []
     for size in sizes:
@@ -181,14 +240,32 @@ def test_long_prompt_in_wide_chunks(tiny: Tiny) -> None:
     assert relative_error(got, tiny.expected(tokens)) < TOLERANCE
 
 
-def test_planted_fault_shows(tiny: Tiny, request: pytest.FixtureRequest) -> None:
-    fault = dict(FAULTS[request.node.callspec.params["tiny"]])
-    if fault.get("rope") == "default":
-        fault["rope"] = dataclasses.replace(tiny.spec.rope, kind="default", attention_factor=1.0)
-    elif "rope" in fault:
-        fault["rope"] = dataclasses.replace(tiny.spec.rope, attention_factor=1.0)
-    got = feed(tiny.decoder(dataclasses.replace(tiny.spec, **fault)), tiny.tokens, [40])
-    assert relative_error(got, tiny.expected(tiny.tokens)) > 10 * TOLERANCE
+def test_planted_faults_show(tiny: Tiny) -> None:
+    expected = tiny.expected(tiny.tokens)
+    for fault in FAULTS[tiny.name]:
+        wrong = with_fault(tiny.spec, fault)
+        assert wrong != tiny.spec, f"{fault} is no fault"
+        assert relative_error(feed(tiny.decoder(wrong), tiny.tokens, [40]), expected) > 10 * TOLERANCE, fault
+
+
+def test_query_heads_share_the_right_keys(family: Tiny) -> None:
+    """Planted fault: query heads dealt to the key heads in turn (0, 1, 0, 1) instead of in blocks (0, 0, 1, 1)."""
+    family.kernels = "torch"
+    decoder = Decoder(family.spec, family.weights(torch.float32), select("cpu"))
+    kernels = decoder._kernels
+    q_heads, kv_heads = family.spec.heads, family.spec.kv_heads
+    order = torch.arange(q_heads).view(-1, kv_heads).T.flatten()
+
+    class Dealt(type(kernels)):  # type: ignore[misc]
+        def attention(self, q, *rest):  # type: ignore[no-untyped-def]
+            out = super().attention(q[:, order].contiguous(), *rest).view(len(q), q_heads, -1)
+            return out[:, order.argsort()].reshape(len(q), -1)
+
+    decoder._kernels = Dealt()
+    expected = family.expected(family.tokens)
+    assert relative_error(feed(decoder, family.tokens, [40]), expected) > 10 * TOLERANCE
+    decoder._kernels = kernels
+    assert relative_error(feed(decoder, family.tokens, [40]), expected) < TOLERANCE
 
 
 def tree_logits(tiny: Tiny, parents: tuple[int, ...] | None, nodes: tuple[int, ...]) -> Tensor:

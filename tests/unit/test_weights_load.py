@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outpace.errors import ConfigError, ModelError
+from outpace.weights import safetensors as safetensors_module
 from outpace.weights.load import load_checkpoint
 from outpace.weights.names import canonical_name, hf_name_of_gguf, ignored
 from outpace.weights.safetensors import read_tensors
@@ -69,6 +71,31 @@ def test_used_in_place(folder: Path) -> None:
         assert all(torch.equal(copied[name], weights[name].to(torch.bfloat16)) for name in weights)
 
 
+def resident(path: Path) -> int:
+    """Bytes of the file that this process has in memory, over all its mappings."""
+    total, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            ours = line.endswith(str(path))
+        elif ours and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux to measure memory mappings")
+@pytest.mark.parametrize("in_pieces", [True, False])
+def test_dropped_tensors_leave_memory(in_pieces: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float32 checkpoint that is read as bfloat16 must not be held as well. The control maps the file as one."""
+    megabyte = 1 << 20
+    save_file({f"t{i:02}": torch.ones(megabyte // 4) for i in range(16)}, tmp_path / SINGLE)
+    monkeypatch.setattr(safetensors_module, "_MAPPED_BYTES", megabyte if in_pieces else 1 << 40)
+    most = 0
+    for _, tensor in read_tensors(tmp_path):
+        assert tensor.sum() == megabyte // 4
+        most = max(most, resident(tmp_path / SINGLE))
+    assert most < 6 * megabyte if in_pieces else most > 12 * megabyte
+
+
 FAULTS: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "missing": (lambda t: t.pop("model.norm.weight"), r"lacks 1 tensors \(final_norm\)"),
     "many missing": (
@@ -115,6 +142,7 @@ def test_wrong_tensors(fault: str, folder: Path) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         load_checkpoint(folder, "auto", "cpu")
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
 
 
 def test_ignored_tensors(folder: Path) -> None:
@@ -185,29 +213,34 @@ def test_shards(folder: Path) -> None:
         list(read_tensors(folder))
     index(folder, weight_map)
     (folder / second).unlink()
-    with pytest.raises(ModelError, match=second):
-        list(read_tensors(folder))
+    with pytest.raises(ModelError, match=rf"lacks 1 of the 2 files in {INDEX}: {second}\. .*incomplete") as caught:
+        load_checkpoint(folder, "auto", "cpu")
+    assert caught.value.exit_code == 2
+    (folder / first).unlink()
+    with pytest.raises(ModelError, match=f"lacks 2 of the 2 files in {INDEX}: {first}, {second}"):
+        load_checkpoint(folder, "auto", "cpu")
 
 
-def test_pickles_are_never_opened(folder: Path) -> None:
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt", "last.ckpt"])
+def test_pickles_are_never_opened(name: str, folder: Path) -> None:
     marker = folder / "opened"
 
     class Trap:
         def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
             return open, (str(marker), "w")
 
-    torch.save(Trap(), folder / "pytorch_model.bin")
+    torch.save(Trap(), folder / name)
     list(read_tensors(folder))  # beside safetensors they do no harm
     (folder / SINGLE).unlink()
-    with pytest.raises(ModelError, match=r"only as pickles \(pytorch_model\.bin\)"):
+    with pytest.raises(ModelError, match=rf"only as pickles \({re.escape(name)}\)") as caught:
         load_checkpoint(folder, "auto", "cpu")
-    assert not marker.exists()
-    (folder / "pytorch_model.bin").rename(folder / SINGLE)
+    assert not marker.exists() and caught.value.exit_code == 2
+    (folder / name).rename(folder / SINGLE)
     with pytest.raises(ModelError, match="not a usable safetensors file"):
         load_checkpoint(folder, "auto", "cpu")
     assert not marker.exists()
     (folder / SINGLE).unlink()
-    with pytest.raises(ModelError, match="holds neither"):
+    with pytest.raises(ModelError, match=r"holds neither .* pickles"):
         load_checkpoint(folder, "auto", "cpu")
 
 
@@ -238,6 +271,32 @@ LIES: dict[str, tuple[dict[str, object], int | None]] = {
     "unknown dtype": ({"dtype": "X7"}, None),
     "no offsets": ({"data_offsets": None}, None),
 }
+
+
+def test_tensors_must_tile_the_file(folder: Path) -> None:
+    """Offsets that are in range and of the right length, but overlap, leave a hole, or are two tensors' own."""
+    honest = header(folder)
+    norms = [name for name in honest if name.endswith("norm.weight")]
+    one, other = (honest[name]["data_offsets"] for name in norms[:2])
+    lies = {"overlap": [one[0] + 4, one[1] + 4], "shared": other, "elsewhere": [0, one[1] - one[0]]}
+    for offsets in lies.values():
+        rewrite(folder, honest | {norms[0]: honest[norms[0]] | {"data_offsets": offsets}})
+        with pytest.raises(ModelError, match=r"not a usable safetensors file: .*offset"):
+            load_checkpoint(folder, "auto", "cpu")
+    without = {name: entry for name, entry in honest.items() if name != norms[0]}
+    rewrite(folder, without)
+    with pytest.raises(ModelError, match="not a usable safetensors file"):  # a hole where it was
+        load_checkpoint(folder, "auto", "cpu")
+    rewrite(folder, honest)
+    load_checkpoint(folder, "auto", "cpu")  # the control
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{", b"null", b"\xff\xfe", b'{"a": 1}', b""])
+def test_a_header_that_is_no_table_of_tensors(text: bytes, folder: Path) -> None:
+    (folder / SINGLE).write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(ModelError, match="not a usable safetensors file") as caught:
+        load_checkpoint(folder, "auto", "cpu")
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("lie", LIES)

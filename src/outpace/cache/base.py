@@ -28,6 +28,11 @@ class KVStore(Protocol):
         """Keys and values [kv_heads, length + reserved, head_dim], no copy where the layout allows it."""
         ...
 
+    def rows(self, seq: int) -> Tensor:
+        """All rows of a known sequence: [layers, 2 (keys, values), kv_heads, capacity, head_dim], the last two
+        contiguous. Valid until the next reserve; kernels that take a whole pass read and write it directly."""
+        ...
+
     def commit(self, seq: int, keep: Sequence[int]) -> None:
         """Keep the reserved rows at these ascending offsets (0 = first reserved), drop the rest of the reservation.
         A prefix is a length update; anything else moves rows (a tree path: its keys are rotated for their depth)."""

@@ -111,6 +111,10 @@ class SlotStore:
         rows = slot.length + slot.reserved
         return keys.narrow(1, 0, rows), values.narrow(1, 0, rows)
 
+    def rows(self, seq: int) -> Tensor:
+        """[layers, 2, kv_heads, capacity, head_dim]."""
+        return self._slots[seq].buffer
+
     def commit(self, seq: int, keep: Sequence[int]) -> None:
         """Keep reserved rows at these ascending offsets, drop the others."""
         slot = self._slots[seq]

@@ -85,6 +85,7 @@ def circumstances(about: EngineDescription, plan: Plan, repeats: int, prompts: i
         "draft_reason": about.draft_reason,
         "k": about.k,
         "threads": about.threads,
+        "kernels": about.kernels,
         "prompts": prompts,
         "pairs_per_prompt": repeats,
         "sampling": {"max_tokens": LONGEST_ANSWER, **plan.sampling},
@@ -124,5 +125,5 @@ def _measure(engine: LoadedEngine, cases: list[Case], args: Namespace, console: 
             console.note(f"{result.case.name}: {len(result.differences)} differences")
 
     # All cases share their sampling settings but max_tokens, which no verdict depends on.
-    setup = Setup(repeats=args.repeats, judge=TeacherJudge(engine.model, cases[0].params))
+    setup = Setup(repeats=args.repeats, judge=TeacherJudge(engine.model, cases[0].params, engine.model.bit_invariant))
     return compare(cases, engine.plain(), engine.client, setup, show)

@@ -103,7 +103,8 @@ def write(folder: Path, result: Comparison, facts: Mapping[str, Any]) -> list[Pa
 def markdown(result: Comparison, facts: Mapping[str, Any]) -> str:
     """A page with circumstances, summary and one row per prompt."""
     machine = facts["machine"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, {facts['threads']} threads, torch {machine['torch']}"
+    where = f"{machine['cpu']}, {machine['cores']} cores, {facts['threads']} threads, kernels {facts['kernels']}, torch"
+    where += f" {machine['torch']}"
     lines = [f"# {facts['model']} with draft {facts['draft']} (K {facts['k']}, {facts['dtype']})", ""]
     lines += [f"Measured {facts['date']} on {where}.", "", "```", *summary_lines(result, facts), "```", ""]
     lines += ["| prompt | kind | tokens | plain tok/s | speculative tok/s | speedup | same text |"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.config import DTYPES, RULES
+from outpace.config import DTYPES, KERNELS, RULES
 from outpace.errors import ConfigError
 
 ENV_PREFIX = "OUTPACE_"
@@ -93,6 +93,7 @@ SETTINGS = (
     Setting("draft_dtype", ENGINE, ("--draft-dtype",), str, "weights of the draft model", "DTYPE", advanced=True),
     Setting("device", ENGINE, ("--device",), str, "where to run (default cpu)", "DEVICE", advanced=True),
     Setting("threads", ENGINE, ("--threads",), int, "CPU threads (default: all cores)"),
+    Setting("kernels", ENGINE, ("--kernels",), str, f"arithmetic: {', '.join(KERNELS)}", "NAME", advanced=True),
     Setting("max_model_len", ENGINE, ("--max-model-len",), int, "longest context, in tokens", hidden=("--ctx-size",)),
     Setting("max_num_seqs", ENGINE, ("--max-num-seqs",), int, "most requests at a time", advanced=True),
     Setting("max_batched_tokens", ENGINE, ("--max-batched-tokens",), int, "most rows of a forward pass", advanced=True),

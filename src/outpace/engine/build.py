@@ -19,8 +19,8 @@ from outpace.engine.local import Limits, LocalEngine
 from outpace.engine.policy import FixedDepth
 from outpace.engine.step import Machine
 from outpace.errors import CapacityError, ConfigError, Unsupported
-from outpace.kernels.registry import select
-from outpace.models.decoder import Decoder
+from outpace.models.base import LanguageModel
+from outpace.models.loading import make_decoder, physical_cores
 from outpace.sampling.pipeline import LogitsPipeline
 from outpace.text.codec import TokenizerCodec
 from outpace.text.vocab_map import compare_vocabularies
@@ -38,12 +38,14 @@ KV_SHARE = 0.8
 @dataclass(frozen=True)
 class EngineDescription:
     """What was built, for banners and reports. Bytes and seconds. drafter is "off", "lookup" or a model reference;
-    draft_reason says why it is off, or what it is."""
+    draft_reason says why it is off, or what it is. bit_invariant: plain and speculative logits have the same bits."""
 
     model: str
     dtype: str
     device: str
     threads: int
+    kernels: str
+    bit_invariant: bool
     context: int
     weight_bytes: int
     kv_bytes_per_token: int
@@ -56,7 +58,7 @@ class EngineDescription:
 
 @dataclass(frozen=True)
 class _Loaded:
-    model: Decoder
+    model: LanguageModel
     codec: TokenizerCodec
 
     @property
@@ -80,7 +82,7 @@ class LoadedEngine:
         return self._target.codec
 
     @property
-    def model(self) -> Decoder:
+    def model(self) -> LanguageModel:
         """The target."""
         return self._target.model
 
@@ -110,9 +112,10 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
     another tokenizer, CapacityError if the KV store could not hold a single sequence.
     """
     start = time.perf_counter()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    target = _load(config.model, config.dtype, config.device, progress)
+    target = _load(config, config.model, config.dtype, progress)
+    # Small torch operations between passes must not wake a second pool: its threads would spin beside ours.
+    threads = config.threads or physical_cores()
+    torch.set_num_threads(1 if target.model.bit_invariant else threads)
     context = _context(config, target)
     draft, reason = _draft_model(config, spec, target, progress)
     rows = _kv_rows(config, [target, draft] if draft else [target])
@@ -123,7 +126,9 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
         model=config.model,
         dtype=str(target.model.dtype).removeprefix("torch."),
         device=str(target.model.device),
-        threads=torch.get_num_threads(),
+        threads=threads,
+        kernels=target.model.kernels_name,
+        bit_invariant=target.model.bit_invariant,
         context=context,
         weight_bytes=target.model.weight_bytes(),
         kv_bytes_per_token=target.row_bytes,
@@ -136,10 +141,11 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
     return LoadedEngine(target, machine, limits, description)
 
 
-def _load(ref: str, dtype: str, device: str, progress: Progress | None) -> _Loaded:
+def _load(config: EngineConfig, ref: str, dtype: str, progress: Progress | None) -> _Loaded:
     folder = resolve(ref, dtype, progress)
-    spec, weights = load_checkpoint(folder, dtype, device)
-    return _Loaded(Decoder(spec, weights, select(torch.device(device))), TokenizerCodec.from_folder(Path(folder)))
+    spec, weights = load_checkpoint(folder, dtype, config.device)
+    model = make_decoder(spec, weights, config.device, config.threads, config.kernels)
+    return _Loaded(model, TokenizerCodec.from_folder(Path(folder)))
 
 
 def _machine(target: _Loaded, drafter: Drafter | None, rule: str, rows: int | None) -> Machine:
@@ -164,7 +170,7 @@ def _draft_model(
         return None, "K is 0"
     if spec.draft == "lookup":
         return None, "suffix lookup in the request's own text"
-    draft = _load(spec.draft, config.draft_dtype, config.device, progress)
+    draft = _load(config, spec.draft, config.draft_dtype, progress)
     verdict = compare_vocabularies(target.codec, draft.codec)
     if not verdict.same:
         raise Unsupported(

@@ -66,6 +66,25 @@ class LanguageModel(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and stored keys."""
+        ...
+
+    @property
+    def kernels_name(self) -> str:
+        """Which kernels it runs on, for banners and reports."""
+        ...
+
+    @property
+    def bit_invariant(self) -> bool:
+        """True if a row's logits have the same bits in every pass, whatever else is in it."""
+        ...
+
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in memory."""
+        ...
+
     def new_store(self, max_bytes: int | None = None) -> KVStore:
         """An empty store shaped for this model. max_bytes None: bounded only by memory."""
         ...

@@ -68,6 +68,16 @@ class Decoder:
         """Of weights, activations and stored keys."""
         return self._dtype
 
+    @property
+    def kernels_name(self) -> str:
+        """For banners and reports."""
+        return self._kernels.capability.name
+
+    @property
+    def bit_invariant(self) -> bool:
+        """True if a row's logits have the same bits in every pass."""
+        return self._kernels.capability.bit_invariant
+
     def weight_bytes(self) -> int:
         """Bytes of all prepared weights; a tied output projection counts once."""
         head = 0 if self._head is self._embed else self._head.nbytes

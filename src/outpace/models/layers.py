@@ -94,7 +94,7 @@ def visible_rows(rows: SeqRows, window: int | None, device: torch.device) -> tup
     if t == 1:
         return first, None
     past = torch.ones(t, rows.kv_first - first, dtype=torch.bool, device=device)
-    visible = torch.cat((past, _ancestors(rows, device)), dim=1)
+    visible = torch.cat((past, ancestors(rows, device)), dim=1)
     if window is not None:
         position = torch.tensor(rows.depths(), device=device) + rows.kv_first
         keys = torch.cat((torch.arange(first, rows.kv_first, device=device), position))
@@ -102,8 +102,8 @@ def visible_rows(rows: SeqRows, window: int | None, device: torch.device) -> tup
     return first, visible
 
 
-def _ancestors(rows: SeqRows, device: torch.device) -> Tensor:
-    """[t, t] bool: row i sees row j of the same batch."""
+def ancestors(rows: SeqRows, device: torch.device) -> Tensor:
+    """[t, t] bool: row i sees row j of its own sequence in this pass."""
     t = len(rows.tokens)
     if rows.parents is None:
         return torch.ones(t, t, dtype=torch.bool, device=device).tril()

@@ -104,7 +104,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     licence. ModelError: no such name. DownloadError: see `fetch`."""
     entry = find(name)
     if not entry.path.is_file():
-        fetch(entry.parts, entry.path, entry.size, entry.sha256, _labelled(entry, progress or silent))
+        fetch(entry.parts, entry.path, entry.size, entry.sha256, entry.hub, _labelled(entry, progress or silent))
     return entry.path
 
 

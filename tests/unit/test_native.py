@@ -1,0 +1,163 @@
+"""Native kernels: right, and bit for bit the same whatever shares the call."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outpace.cache.base import KVStore
+from outpace.errors import Unsupported
+from outpace.kernels import native
+from outpace.models.base import ForwardBatch, LanguageModel, SeqRows
+from outpace.models.native_decoder import NativeDecoder
+from outpace.models.spec import DecoderSpec
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.missing())
+ISAS = pytest.mark.parametrize("isa", native.isas())
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SPEC = DecoderSpec.from_hf(
+    {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 103,
+        "hidden_size": 72,
+        "intermediate_size": 136,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 20,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    }
+)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.integers(1, 70), inputs=st.integers(1, 200), outputs=st.integers(1, 90), data=st.data())
+def test_a_row_alone_and_in_company_has_the_same_bits(
+    isa: str, dtype: str, rows: int, inputs: int, outputs: int, data: st.DataObject
+) -> None:
+    x, weight = noise(rows, inputs), noise(outputs, inputs, seed=1).to(DTYPES[dtype])
+    bias = noise(outputs, seed=2) if data.draw(st.booleans()) else None
+    whole = native.open_native(2, isa).linear(x, weight, bias)
+    first = data.draw(st.integers(0, rows - 1))
+    last = data.draw(st.integers(first + 1, rows))
+    threads = data.draw(st.sampled_from([1, 2, 5]))
+    assert torch.equal(native.open_native(threads, isa).linear(x[first:last], weight, bias), whole[first:last])
+    exact = x.to(DTYPES[dtype]).double() @ weight.double().T + (0 if bias is None else bias.double())
+    assert (whole - exact).abs().max() <= 1e-5 * inputs**0.5 * 10
+
+
+def test_planted_stock_matmul_is_caught() -> None:
+    """The same question to torch: a row's bits depend on the number of rows, or the test above proves nothing."""
+    x, weight = noise(64, 1536), noise(512, 1536, seed=1)
+    whole = torch.nn.functional.linear(x, weight)
+    assert any(not torch.equal(torch.nn.functional.linear(x[:n], weight), whole[:n]) for n in (1, 2, 3, 5, 8))
+
+
+@ISAS
+def test_a_pool_survives_thousands_of_small_lists(isa: str) -> None:
+    """Lists of a few tasks in a row are what a narrow pass is made of; more threads than cores, on purpose."""
+    kernels = native.open_native(8, isa)
+    x, weight = noise(1, 8), noise(200, 8, seed=1)
+    expected = kernels.linear(x, weight)
+    assert all(torch.equal(kernels.linear(x, weight), expected) for _ in range(3000))
+
+
+def test_unknown_instruction_sets_are_refused() -> None:
+    with pytest.raises(Unsupported, match="cannot run the sve kernels"):
+        native.open_native(1, "sve")
+
+
+def weights(spec: DecoderSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    shapes = spec.expected_tensors().items()
+    return {name: (noise(*shape, seed=i) * 0.3).to(dtype) for i, (name, shape) in enumerate(shapes)}
+
+
+def decoder(isa: str, dtype: str, threads: int = 2, window: int | None = None) -> LanguageModel:
+    spec = dataclasses.replace(SPEC, windows=(window,) * SPEC.layers)
+    return NativeDecoder(spec, weights(spec, DTYPES[dtype]), native.open_native(threads, isa))
+
+
+def run(model: LanguageModel, kv: KVStore, rows: SeqRows) -> Tensor:
+    assert kv.reserve(rows.seq, len(rows.tokens))
+    return model.forward(ForwardBatch([rows], range(len(rows.tokens))), kv).logits
+
+
+def text(model: LanguageModel, tokens: tuple[int, ...], cuts: list[int]) -> Tensor:
+    kv, done, found = model.new_store(), 0, []
+    for size in cuts:
+        found.append(run(model, kv, SeqRows(0, tokens[done : done + size], done)))
+        kv.commit(0, range(size))
+        done += size
+    return torch.cat(found)
+
+
+TOKENS = tuple(int(t) for t in torch.randint(0, SPEC.vocab_size, (90,), generator=torch.Generator().manual_seed(3)))
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 11])
+def test_logits_have_the_same_bits_however_the_text_is_cut(isa: str, dtype: str, window: int | None) -> None:
+    whole = text(decoder(isa, dtype, window=window), TOKENS, [90])
+    for cuts, threads in (([1] * 90, 1), ([40, 1, 5, 17, 1, 26], 3), ([7] * 12 + [6], 2)):
+        assert torch.equal(text(decoder(isa, dtype, threads, window), TOKENS, cuts), whole)
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_node_of_a_tree_has_the_bits_of_its_path(isa: str, dtype: str, window: int | None) -> None:
+    model, kv = decoder(isa, dtype, window=window), decoder(isa, dtype, window=window).new_store()
+    run(model, kv, SeqRows(0, TOKENS[:20], 0))
+    kv.commit(0, range(20))
+    parents = (-1, 0, 0, 1, 1, 2, 3, 6, 7)
+    tree = run(model, kv, SeqRows(0, TOKENS[30:39], 20, parents))
+    for node in range(9):
+        path, at = [], node
+        while at >= 0:
+            path.insert(0, at)
+            at = parents[at]
+        tokens = (*TOKENS[:20], *(TOKENS[30 + i] for i in path))
+        assert torch.equal(text(model, tokens, [20, len(path)])[-1], tree[node]), path
+    kv.commit(0, [0, 1, 3, 6])
+    after = run(model, kv, SeqRows(0, (5,), 24))
+    told = (*TOKENS[:20], TOKENS[30], TOKENS[31], TOKENS[33], TOKENS[36], 5)
+    assert torch.equal(text(model, told, [25])[-1:], after)
+
+
+def test_what_would_read_or_write_elsewhere_is_refused() -> None:
+    model = decoder(native.isas()[0], "float32")
+    kv = model.new_store()
+    assert kv.reserve(0, 3)
+    for tokens, first, wanted in (
+        ((1, 2, 3, 4), 0, [0]),
+        ((1,), 3, [0]),
+        ((103,), 0, [0]),
+        ((-1,), 0, [0]),
+        ((1,), 0, [1]),
+    ):
+        with pytest.raises(ValueError, match=r"not reserved|must lie in"):
+            model.forward(ForwardBatch([SeqRows(0, tokens, first)], wanted), kv)
+    with pytest.raises(ValueError, match="at least one row"):
+        model.forward(ForwardBatch([], []), kv)
+
+
+def test_positions_beyond_the_first_table() -> None:
+    model = decoder(native.isas()[0], "float32")
+    tokens = TOKENS * 15
+    assert torch.equal(text(model, tokens, [600, 750])[-1], text(model, tokens, [1350])[-1])
