@@ -11,6 +11,7 @@ from typing import Any, Self
 from outpace.errors import ConfigError
 
 MAX_DRAFT_TOKENS = 64
+QUANTIZATIONS = ("auto", "none", "int8", "int4")
 KERNELS = ("auto", "native", "torch")
 DTYPES = ("auto", "bfloat16", "float32")
 RULES = ("auto", "token", "block", "tree")
@@ -67,6 +68,7 @@ class EngineConfig(_Config):
     model: str
     dtype: str = "auto"
     draft_dtype: str = "auto"
+    draft_quantization: str = "auto"
     device: str = "cpu"
     threads: int | None = None
     kernels: str = "auto"
@@ -81,6 +83,10 @@ class EngineConfig(_Config):
             value = getattr(self, name)
             _require(value in DTYPES, f"{name} must be one of {', '.join(DTYPES)}, got {value!r}.")
         _require(self.kernels in KERNELS, f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}.")
+        _require(
+            self.draft_quantization in QUANTIZATIONS,
+            f"draft_quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.draft_quantization!r}.",
+        )
         for name in ("threads", "max_model_len", "max_num_seqs", "max_batched_tokens", "kv_cache_bytes"):
             value = getattr(self, name)
             if value is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.config import DTYPES, KERNELS, RULES
+from outpace.config import DTYPES, KERNELS, QUANTIZATIONS, RULES
 from outpace.errors import ConfigError
 
 ENV_PREFIX = "OUTPACE_"
@@ -91,6 +91,14 @@ SETTINGS = (
     Setting("ignore_eos", SAMPLING, ("--ignore-eos",), _boolean, "true: go on past the end", "BOOL", advanced=True),
     Setting("dtype", ENGINE, ("--dtype",), str, f"weights of the target: {', '.join(DTYPES)}", "DTYPE"),
     Setting("draft_dtype", ENGINE, ("--draft-dtype",), str, "weights of the draft model", "DTYPE", advanced=True),
+    Setting(
+        "draft_quantization",
+        ENGINE,
+        ("--draft-quantization",),
+        str,
+        f"rounding of the draft model's weights: {', '.join(QUANTIZATIONS)}",
+        "KIND",
+    ),
     Setting("device", ENGINE, ("--device",), str, "where to run (default cpu)", "DEVICE", advanced=True),
     Setting("threads", ENGINE, ("--threads",), int, "CPU threads (default: all cores)"),
     Setting("kernels", ENGINE, ("--kernels",), str, f"arithmetic: {', '.join(KERNELS)}", "NAME", advanced=True),

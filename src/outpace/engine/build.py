@@ -20,7 +20,7 @@ from outpace.engine.policy import FixedDepth
 from outpace.engine.step import Machine
 from outpace.errors import CapacityError, ConfigError, Unsupported
 from outpace.models.base import LanguageModel
-from outpace.models.loading import make_decoder, physical_cores
+from outpace.models.loading import Placement, make_decoder, physical_cores
 from outpace.sampling.pipeline import LogitsPipeline
 from outpace.text.codec import TokenizerCodec
 from outpace.text.vocab_map import compare_vocabularies
@@ -112,7 +112,7 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
     another tokenizer, CapacityError if the KV store could not hold a single sequence.
     """
     start = time.perf_counter()
-    target = _load(config, config.model, config.dtype, progress)
+    target = _load(config, config.model, config.dtype, "none", progress)
     # Small torch operations between passes must not wake a second pool: its threads would spin beside ours.
     threads = config.threads or physical_cores()
     torch.set_num_threads(1 if target.model.bit_invariant else threads)
@@ -141,10 +141,10 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
     return LoadedEngine(target, machine, limits, description)
 
 
-def _load(config: EngineConfig, ref: str, dtype: str, progress: Progress | None) -> _Loaded:
+def _load(config: EngineConfig, ref: str, dtype: str, quantization: str, progress: Progress | None) -> _Loaded:
     folder = resolve(ref, dtype, progress)
     spec, weights = load_checkpoint(folder, dtype, config.device)
-    model = make_decoder(spec, weights, config.device, config.threads, config.kernels)
+    model = make_decoder(spec, weights, Placement(config.device, config.threads, config.kernels, quantization))
     return _Loaded(model, TokenizerCodec.from_folder(Path(folder)))
 
 
@@ -170,14 +170,17 @@ def _draft_model(
         return None, "K is 0"
     if spec.draft == "lookup":
         return None, "suffix lookup in the request's own text"
-    draft = _load(config, spec.draft, config.draft_dtype, progress)
+    quantization = config.draft_quantization
+    if quantization == "auto":  # int8 reads half the bytes of bfloat16 and agrees with the target as often
+        quantization = "int8" if target.model.bit_invariant and config.draft_dtype == "auto" else "none"
+    draft = _load(config, spec.draft, config.draft_dtype, quantization, progress)
     verdict = compare_vocabularies(target.codec, draft.codec)
     if not verdict.same:
         raise Unsupported(
             f"{spec.draft} cannot draft for {config.model}: they speak different tokenizers. {verdict.text}"
             " Use a draft of the same family, or --draft lookup, which needs no model."
         )
-    return draft, "draft model with the target's tokenizer"
+    return draft, f"draft model with the target's tokenizer, on {draft.model.kernels_name}"
 
 
 def _drafter(spec: SpecConfig, target: _Loaded, draft: _Loaded | None, rows: int | None) -> Drafter | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,18 +18,36 @@ from outpace.models.native_decoder import NativeDecoder
 from outpace.models.spec import DecoderSpec
 
 
-def make_decoder(
-    spec: DecoderSpec, weights: dict[str, Tensor], device: str, threads: int | None = None, kernels: str = "auto"
-) -> LanguageModel:
-    """The weights are taken over. kernels "auto" takes the native ones on a CPU where they are built, else torch.
-    Unsupported if "native" was asked for and cannot be had."""
+# Block formats of `--draft-quantization`.
+QUANTISED = {"int8": "Q8_0", "int4": "Q4_0"}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how a model runs. threads None: one per core. kernels "auto": the native ones on a CPU where they are
+    built, else torch. quantization "none", "int8" or "int4": round the matrices when loading (native kernels only)."""
+
+    device: str = "cpu"
+    threads: int | None = None
+    kernels: str = "auto"
+    quantization: str = "none"
+
+
+def make_decoder(spec: DecoderSpec, weights: dict[str, Tensor], place: Placement) -> LanguageModel:
+    """The weights are taken over. Unsupported if native kernels or a quantization were asked for and cannot be had."""
+    device, kernels, quantise = place.device, place.kernels, QUANTISED.get(place.quantization)
     on_cpu = torch.device(device).type == "cpu"
     if kernels == "native" and not on_cpu:
         raise Unsupported(f"The native kernels run on the CPU, not on {device!r}. Use --kernels torch or auto.")
     if kernels == "native" and not native.available():
         raise Unsupported(native.missing())
     if kernels != "torch" and on_cpu and native.available():
-        return NativeDecoder(spec, weights, native.open_native(threads or physical_cores()))
+        return NativeDecoder(spec, weights, native.open_native(place.threads or physical_cores()), quantise)
+    if quantise:
+        raise Unsupported(
+            f"{place.quantization} weights need the native CPU kernels, which are not in use here. Leave"
+            " --draft-quantization out."
+        )
     return Decoder(spec, weights, select(torch.device(device)))
 
 

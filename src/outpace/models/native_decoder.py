@@ -23,11 +23,16 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 class NativeDecoder:
     """LanguageModel (models/base.py) on the CPU. weights are taken over: the dict is empty afterwards. They are read
-    where they lie, so a mapped checkpoint is neither copied nor packed."""
+    where they lie, so a mapped checkpoint is neither copied nor packed.
 
-    def __init__(self, spec: DecoderSpec, weights: dict[str, Tensor], kernels: native.Native) -> None:
-        self._spec, self._kernels = spec, kernels
-        self._held: list[Tensor] = []  # everything the structs point to
+    quantise  "Q8_0" or "Q4_0": matrices are rounded to these blocks when loaded (for drafters: the target verifies)
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, weights: dict[str, Tensor], kernels: native.Native, quantise: str | None = None
+    ) -> None:
+        self._spec, self._kernels, self._quantise = spec, kernels, quantise
+        self._held: list[native.Weight] = []  # everything the structs point to
         embed = weights.pop("embed")
         self._dtype = embed.dtype
         self._layers = (native.Layer * spec.layers)()
@@ -51,13 +56,19 @@ class NativeDecoder:
         self._grow_tables(FIRST_POSITIONS)
 
     def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> native.Matrix:
-        held = [weight.contiguous()] + ([] if bias is None else [bias.float().contiguous()])
-        self._held += held
-        return native.describe(*held)
+        held: native.Weight = weight.contiguous()
+        if self._quantise and weight.shape[1] % native.QUANTISED_COLUMNS == 0:
+            held = self._kernels.quantise(weight, self._quantise)
+        self._held.append(held)
+        if bias is not None:
+            bias = bias.float().contiguous()
+            self._held.append(bias)
+        return native.describe(held, bias)
 
     def _floats(self, weight: Tensor, offset: float = 0.0) -> int:
-        self._held.append(weight.float() + offset if offset else weight.float().contiguous())
-        return self._held[-1].data_ptr()
+        held = weight.float() + offset if offset else weight.float().contiguous()
+        self._held.append(held)
+        return held.data_ptr()
 
     def _fill_layer(self, layer: native.Layer, own: Mapping[str, Tensor]) -> None:
         spec = self._spec
@@ -103,7 +114,7 @@ class NativeDecoder:
     @property
     def kernels_name(self) -> str:
         """For banners and reports."""
-        return f"native {self._kernels.isa}"
+        return f"native {self._kernels.isa}" + (f", {self._quantise}" if self._quantise else "")
 
     @property
     def bit_invariant(self) -> bool:

@@ -6,6 +6,7 @@ import ctypes
 import sysconfig
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from outpace.errors import Unsupported
 
 LIBRARY = "_native"
 FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+# GGUF block formats, by ggml's names and numbers (abi.h).
+BLOCK_FORMATS = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
+QUANTISED_COLUMNS = 32
+ROW_BYTES = {"Q8_0": 34, "Q4_0": 18}  # per 32 columns, of the formats that `quantise` makes
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 
 
@@ -80,12 +85,36 @@ class Pass(ctypes.Structure):
     ]
 
 
-def describe(weight: Tensor, bias: Tensor | None = None) -> Matrix:
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix [rows, cols] in a GGUF block format. data [rows, bytes per row] uint8, as in the file."""
+
+    data: Tensor
+    kind: str
+    cols: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[rows, cols]."""
+        return len(self.data), self.cols
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks."""
+        return self.data.nbytes
+
+
+Weight = Tensor | Blocks
+
+
+def describe(weight: Weight, bias: Tensor | None = None) -> Matrix:
     """A matrix [rows, cols], read in place: the tensors must outlive it. `bias` [rows] float32."""
-    if not weight.is_contiguous() or (bias is not None and bias.dtype != torch.float32):
+    data = weight.data if isinstance(weight, Blocks) else weight
+    if not data.is_contiguous() or (bias is not None and bias.dtype != torch.float32):
         raise ValueError("native kernels read contiguous weights and float32 biases")
     rows, cols = weight.shape
-    return Matrix(weight.data_ptr(), None if bias is None else bias.data_ptr(), rows, cols, FORMATS[weight.dtype], 0)
+    number = BLOCK_FORMATS[weight.kind] if isinstance(weight, Blocks) else FORMATS[weight.dtype]
+    return Matrix(data.data_ptr(), None if bias is None else bias.data_ptr(), rows, cols, number, 0)
 
 
 class Native:
@@ -109,10 +138,21 @@ class Native:
         if self._library.outpace_forward(self._context, ctypes.byref(model), ctypes.byref(work)):
             raise MemoryError(f"no memory for a forward pass of {work.rows} rows")
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def quantise(self, weight: Tensor, kind: str) -> Blocks:
+        """Blocks of kind Q8_0 or Q4_0 from weight [rows, cols], cols a multiple of 32, as ggml makes them."""
+        rows, cols = weight.shape
+        if cols % QUANTISED_COLUMNS or kind not in ROW_BYTES:
+            raise ValueError(f"cannot make {kind} blocks of {cols} columns")
+        data = torch.empty(rows, cols // QUANTISED_COLUMNS * ROW_BYTES[kind], dtype=torch.uint8)
+        matrix = describe(weight.contiguous())
+        if self._library.outpace_quantise(self._context, ctypes.byref(matrix), BLOCK_FORMATS[kind], data.data_ptr()):
+            raise MemoryError("no memory to quantise")
+        return Blocks(data, kind, cols)
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """x [T, inputs] float32, weight [outputs, inputs] -> [T, outputs] float32."""
         x = x.contiguous()
-        out = torch.empty(len(x), len(weight))
+        out = torch.empty(len(x), weight.shape[0])
         matrix = describe(weight, bias)
         if self._library.outpace_linear(self._context, ctypes.byref(matrix), x.data_ptr(), len(x), out.data_ptr()):
             raise MemoryError(f"no memory for a product of {len(x)} rows")
@@ -166,5 +206,6 @@ def _library() -> ctypes.CDLL | None:
     library.outpace_isa.restype, library.outpace_isa.argtypes = c_char_p, [c_void_p]
     library.outpace_isas.restype, library.outpace_isas.argtypes = c_char_p, []
     library.outpace_forward.argtypes = [c_void_p, POINTER(Model), POINTER(Pass)]
+    library.outpace_quantise.argtypes = [c_void_p, POINTER(Matrix), c_int32, c_void_p]
     library.outpace_linear.argtypes = [c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p]
     return library

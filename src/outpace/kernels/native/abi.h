@@ -6,7 +6,23 @@
 #pragma once
 #include <stdint.h>
 
-enum Format { F32 = 0, BF16 = 1 };
+// The numbers of GGUF's block formats are ggml's own.
+enum Format { F32 = 0, BF16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
+
+inline int64_t row_bytes(int format, int64_t cols) {
+    switch (format) {
+        case BF16: return cols * 2;
+        case Q4_0: return cols / 32 * 18;
+        case Q4_1: return cols / 32 * 20;
+        case Q5_0: return cols / 32 * 22;
+        case Q8_0: return cols / 32 * 34;
+        case Q4_K: return cols / 256 * 144;
+        case Q5_K: return cols / 256 * 176;
+        case Q6_K: return cols / 256 * 210;
+        default: return cols * 4;
+    }
+}
+
 enum Activation { SILU = 0, GELU_TANH = 1 };
 
 struct Matrix {

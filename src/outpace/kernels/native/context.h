@@ -23,6 +23,7 @@ struct Context {
     Context(int threads, const Ops *ops) : pool(threads), ops(ops) {}
     // Size the buffers and find each row's sequence. False without memory.
     bool prepare(const Model *m, const Pass *pass);
+    bool reserve_scratch(int64_t floats);
     float *scratch(int thread) { return (float *)(scratches.data + thread * scratch_bytes); }
     int32_t *own(int thread) { return (int32_t *)(owns.data + thread * own_bytes); }
 
@@ -49,6 +50,8 @@ const char *outpace_isa(const Context *ctx);
 const char *outpace_isas(void);
 // 0 = done, 1 = out of memory.
 int outpace_forward(Context *ctx, const Model *m, const Pass *pass);
+// Blocks of format Q8_0 or Q4_0 from a float32 or bfloat16 matrix whose columns are a multiple of 32. As above.
+int outpace_quantise(Context *ctx, const Matrix *from, int format, void *to);
 // y [rows][w->rows] = x [rows][w->cols] w^T + bias, for tests and the bench.
 int outpace_linear(Context *ctx, const Matrix *w, const float *x, int64_t rows, float *y);
 }

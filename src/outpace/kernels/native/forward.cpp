@@ -23,7 +23,7 @@ struct Product {
 };
 
 int64_t chunk_rows(const Matrix *w, int64_t rows) {
-    int64_t bytes = w->cols * (w->format == BF16 ? 2 : 4);
+    int64_t bytes = row_bytes(w->format, w->cols);
     int64_t chunk = (rows <= NARROW_ROWS ? NARROW_CHUNK : WIDE_CHUNK) / bytes / BLOCK * BLOCK;
     return std::min<int64_t>(std::max<int64_t>(chunk, BLOCK), MAX_CHUNK_ROWS);
 }
@@ -249,7 +249,7 @@ void mlp(Context *ctx, const Model *m, const Layer *layer, int64_t rows) {
 // ---- ends -------------------------------------------------------------------------------------------------------------
 
 void embed(Context *ctx, const Model *m, const Pass *pass) {
-    int64_t bytes = m->hidden * (m->embed.format == BF16 ? 2 : 4);
+    int64_t bytes = row_bytes(m->embed.format, m->hidden);
     for (int64_t r = 0; r < pass->rows; r++) {
         float *x = ctx->x + r * m->hidden;
         ctx->ops->read_row(m->embed.format, (const char *)m->embed.data + pass->token[r] * bytes, m->hidden, x);

@@ -1,5 +1,4 @@
 // AVX-512 with bfloat16 dot products (Zen 4, Cooper Lake, Sapphire Rapids and later).
-#include <immintrin.h>
 #define OPS ops_v4bf16
 #define OPS_NAME "avx512_bf16"
 #define LANES 16
