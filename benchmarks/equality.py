@@ -2,8 +2,8 @@
 
     python benchmarks/equality.py smollm2-135m-instruct --draft lookup --draft smollm2-135m-instruct --dtype float32
 
-Greedy and seeded (temperature 0.8, top-p 0.9). Writes docs/results/equality-MODEL-DTYPE.{md,json}; exit code 3 if any text
-differs. A finished configuration is kept in the .json and skipped when the script is started again.
+Greedy and seeded (temperature 0.8, top-p 0.9). Writes docs/results/equality-MODEL-DTYPE.{md,json}; exit code 3 if any
+text differs. A finished configuration is kept in the .json and skipped when the script is started again.
 """
 
 from __future__ import annotations

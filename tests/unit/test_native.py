@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -161,3 +163,79 @@ def test_positions_beyond_the_first_table() -> None:
     model = decoder(native.isas()[0], "float32")
     tokens = TOKENS * 15
     assert torch.equal(text(model, tokens, [600, 750])[-1], text(model, tokens, [1350])[-1])
+
+
+# ---- block formats ----
+
+HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+KINDS = pytest.mark.parametrize("kind", native.BLOCK_FORMATS)
+
+
+def random_blocks(kind: str, rows: int, cols: int) -> native.Blocks:
+    """Random bytes are valid blocks, if the half-precision scales in them are finite."""
+    per_block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    source = np.random.default_rng(5)
+    raw = source.integers(0, 256, (rows, cols // per_block, size), dtype=np.uint8)
+    for at in HALVES[kind]:
+        scales = source.normal(0, 0.01, raw.shape[:2]).astype(np.float16)
+        scales[0, 0] = 6e-8  # the smallest subnormal number
+        raw[..., at : at + 2] = scales.view(np.uint8).reshape(*raw.shape[:2], 2)
+    return native.Blocks(torch.from_numpy(raw.reshape(rows, -1)), kind, cols)
+
+
+@ISAS
+@KINDS
+def test_block_formats_are_those_of_gguf_to_the_bit(isa: str, kind: str) -> None:
+    """The identity matrix reads the weights back: each must be what the gguf package makes of the block."""
+    blocks = random_blocks(kind, 35, 512)
+    expected = gguf.quants.dequantize(blocks.data.numpy(), gguf.GGMLQuantizationType[kind]).reshape(35, 512)
+    read = native.open_native(2, isa).linear(torch.eye(512), blocks).T.contiguous()
+    assert torch.equal(read, torch.from_numpy(expected))
+
+
+@ISAS
+@KINDS
+def test_block_products_are_right_and_row_invariant(isa: str, kind: str) -> None:
+    blocks, x = random_blocks(kind, 35, 768), noise(23, 768)
+    exact = (
+        x.double()
+        @ torch.from_numpy(
+            gguf.quants.dequantize(blocks.data.numpy(), gguf.GGMLQuantizationType[kind]).reshape(35, 768)
+        )
+        .double()
+        .T
+    )
+    whole = native.open_native(2, isa).linear(x, blocks)
+    assert (whole - exact).abs().max() <= 1e-6 * exact.abs().max() * 20
+    for first, last in ((0, 1), (3, 5), (7, 12), (1, 23)):
+        assert torch.equal(native.open_native(1, isa).linear(x[first:last], blocks), whole[first:last])
+
+
+@ISAS
+@pytest.mark.parametrize("kind", native.ROW_BYTES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantising_is_that_of_gguf(isa: str, kind: str, dtype: str) -> None:
+    weight = noise(40, 320).to(DTYPES[dtype])
+    weight[3] = 0
+    weight[4] *= 1e-7  # scales that are subnormal halves
+    ours = native.open_native(2, isa).quantise(weight, kind)
+    assert ours.shape == (40, 320) and ours.nbytes == 40 * 10 * native.ROW_BYTES[kind]
+    theirs = gguf.quants.quantize(weight.float().numpy(), gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(ours.data.numpy(), theirs)
+
+
+def test_columns_that_fill_no_block_are_refused() -> None:
+    with pytest.raises(ValueError, match="50 columns"):
+        native.open_native(1).quantise(noise(4, 50), "Q8_0")
+
+
+@pytest.mark.parametrize("kind", native.ROW_BYTES)
+def test_a_quantised_model_is_close_to_its_original(kind: str) -> None:
+    spec = dataclasses.replace(SPEC, hidden=64, ffn=128, head_dim=32, heads=4)
+    made = weights(spec, torch.bfloat16)
+    pair = [
+        text(NativeDecoder(spec, dict(made), native.open_native(2), quantise), TOKENS, [90])
+        for quantise in (None, kind)
+    ]
+    assert not torch.equal(*pair)
+    assert (pair[0] - pair[1]).norm() < {"Q8_0": 0.05, "Q4_0": 0.6}[kind] * pair[0].norm()

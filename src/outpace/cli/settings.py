@@ -98,6 +98,7 @@ SETTINGS = (
         str,
         f"rounding of the draft model's weights: {', '.join(QUANTIZATIONS)}",
         "KIND",
+        advanced=True,
     ),
     Setting("device", ENGINE, ("--device",), str, "where to run (default cpu)", "DEVICE", advanced=True),
     Setting("threads", ENGINE, ("--threads",), int, "CPU threads (default: all cores)"),

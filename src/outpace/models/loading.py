@@ -17,7 +17,6 @@ from outpace.models.decoder import Decoder
 from outpace.models.native_decoder import NativeDecoder
 from outpace.models.spec import DecoderSpec
 
-
 # Block formats of `--draft-quantization`.
 QUANTISED = {"int8": "Q8_0", "int4": "Q4_0"}
 
