@@ -37,11 +37,13 @@ $(VENV)/.torch: $(BIN)/python
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) "$(TORCH)"
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+NATIVE := $(wildcard src/outpace/kernels/native/*.cpp src/outpace/kernels/native/*.h src/outpace/kernels/native/*.inc)
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml setup.py $(NATIVE)
 	$(BIN)/python -m pip install --quiet -e .
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.torch pyproject.toml
+$(VENV)/.installed-test: $(VENV)/.torch pyproject.toml setup.py $(NATIVE)
 	$(BIN)/python -m pip install --quiet -e '.[test]'
 	touch $@ $(VENV)/.installed
 
