@@ -14,8 +14,8 @@ COMMON = ["-O3", "-std=c++17", "-fPIC", "-ffp-contract=fast", "-fno-math-errno",
 FLAGS = {
     "ops_v3.cpp": ["-march=x86-64-v3"],
     "ops_v4.cpp": ["-march=x86-64-v4"],
-    "ops_v4bf16.cpp": ["-march=x86-64-v4", "-mavx512bf16"],
-    "ops_amx.cpp": ["-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
+    "ops_v4bf16.cpp": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"],
+    "ops_amx.cpp": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"],
 }
 # Older compilers know neither: the library is then built without them.
 OPTIONAL = ("ops_v4bf16.cpp", "ops_amx.cpp")

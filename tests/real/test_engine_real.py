@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes import gather
 
+from fakes import gather
 from outpace.config import EngineConfig, SpecConfig
 from outpace.engine.build import LoadedEngine, open_engine
 from outpace.engine.local import LocalEngine

@@ -17,9 +17,6 @@ from outpace.models.decoder import Decoder
 from outpace.models.native_decoder import NativeDecoder
 from outpace.models.spec import DecoderSpec
 
-# Block formats of `--draft-quantization`.
-QUANTISED = {"int8": "Q8_0", "int4": "Q4_0"}
-
 
 @dataclass(frozen=True)
 class Placement:
@@ -34,7 +31,8 @@ class Placement:
 
 def make_decoder(spec: DecoderSpec, weights: dict[str, Tensor], place: Placement) -> LanguageModel:
     """The weights are taken over. Unsupported if native kernels or a quantization were asked for and cannot be had."""
-    device, kernels, quantise = place.device, place.kernels, QUANTISED.get(place.quantization)
+    device, kernels = place.device, place.kernels
+    quantise = None if place.quantization == "none" else place.quantization
     on_cpu = torch.device(device).type == "cpu"
     if kernels == "native" and not on_cpu:
         raise Unsupported(f"The native kernels run on the CPU, not on {device!r}. Use --kernels torch or auto.")

@@ -25,7 +25,7 @@ class NativeDecoder:
     """LanguageModel (models/base.py) on the CPU. weights are taken over: the dict is empty afterwards. They are read
     where they lie, so a mapped checkpoint is neither copied nor packed.
 
-    quantise  "Q8_0" or "Q4_0": matrices are rounded to these blocks when loaded (for drafters: the target verifies)
+    quantise  "int8" or "int4": matrices are rounded when loaded (for drafters: the target verifies)
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class NativeDecoder:
 
     def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> native.Matrix:
         held: native.Weight = weight.contiguous()
-        if self._quantise and weight.shape[1] % native.QUANTISED_COLUMNS == 0:
+        if self._quantise and weight.shape[1] % native.GROUP == 0:
             held = self._kernels.quantise(weight, self._quantise)
         self._held.append(held)
         if bias is not None:

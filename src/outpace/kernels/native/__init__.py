@@ -19,8 +19,11 @@ LIBRARY = "_native"
 FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 # GGUF block formats, by ggml's names and numbers (abi.h).
 BLOCK_FORMATS = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
-QUANTISED_COLUMNS = 32
-ROW_BYTES = {"Q8_0": 34, "Q4_0": 18}  # per 32 columns, of the formats that `quantise` makes
+# Formats that `quantise` makes: their numbers, and bytes per group of columns (integer.inc).
+INTEGER_FORMATS = {"int8": 100, "int4": 101}
+GROUP = 64
+GROUP_BYTES = {"int8": 68, "int4": 36}
+ALL_BLOCKS = BLOCK_FORMATS | INTEGER_FORMATS
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 
 
@@ -87,7 +90,8 @@ class Pass(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix [rows, cols] in a GGUF block format. data [rows, bytes per row] uint8, as in the file."""
+    """A matrix [rows, cols] in a GGUF block format, data [rows, bytes per row] uint8 as in the file, or in one of the
+    integer formats."""
 
     data: Tensor
     kind: str
@@ -113,7 +117,7 @@ def describe(weight: Weight, bias: Tensor | None = None) -> Matrix:
     if not data.is_contiguous() or (bias is not None and bias.dtype != torch.float32):
         raise ValueError("native kernels read contiguous weights and float32 biases")
     rows, cols = weight.shape
-    number = BLOCK_FORMATS[weight.kind] if isinstance(weight, Blocks) else FORMATS[weight.dtype]
+    number = ALL_BLOCKS[weight.kind] if isinstance(weight, Blocks) else FORMATS[weight.dtype]
     return Matrix(data.data_ptr(), None if bias is None else bias.data_ptr(), rows, cols, number, 0)
 
 
@@ -139,13 +143,14 @@ class Native:
             raise MemoryError(f"no memory for a forward pass of {work.rows} rows")
 
     def quantise(self, weight: Tensor, kind: str) -> Blocks:
-        """Blocks of kind Q8_0 or Q4_0 from weight [rows, cols], cols a multiple of 32, as ggml makes them."""
+        """weight [rows, cols], cols a multiple of GROUP, rounded to int8 or int4 with one scale per group. Products
+        with it round the activations to 8 bits too: for drafters, whose every token is verified."""
         rows, cols = weight.shape
-        if cols % QUANTISED_COLUMNS or kind not in ROW_BYTES:
-            raise ValueError(f"cannot make {kind} blocks of {cols} columns")
-        data = torch.empty(rows, cols // QUANTISED_COLUMNS * ROW_BYTES[kind], dtype=torch.uint8)
+        if cols % GROUP or kind not in INTEGER_FORMATS:
+            raise ValueError(f"cannot make {kind} groups of {cols} columns")
+        data = torch.empty(rows, cols // GROUP * GROUP_BYTES[kind], dtype=torch.uint8)
         matrix = describe(weight.contiguous())
-        if self._library.outpace_quantise(self._context, ctypes.byref(matrix), BLOCK_FORMATS[kind], data.data_ptr()):
+        if self._library.outpace_quantise(self._context, ctypes.byref(matrix), INTEGER_FORMATS[kind], data.data_ptr()):
             raise MemoryError("no memory to quantise")
         return Blocks(data, kind, cols)
 

@@ -1,6 +1,5 @@
 #include "context.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,23 +58,6 @@ bool Context::prepare(const Model *m, const Pass *pass) {
 
 namespace {
 
-// Nearest half, ties to even; |f| is far below the largest half here.
-uint16_t float_to_half(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-    if (magnitude >= 0x47800000) return (uint16_t)(sign | (magnitude > 0x7f800000 ? 0x7e00 : 0x7c00));
-    if (magnitude < 0x38800000) {  // subnormal: let the addition of 0.5 align and round the digits
-        float value;
-        memcpy(&value, &magnitude, 4);
-        value += 0.5f;
-        memcpy(&magnitude, &value, 4);
-        return (uint16_t)(sign | (magnitude - 0x3f000000));
-    }
-    magnitude += 0xc8000fff + (magnitude >> 13 & 1);
-    return (uint16_t)(sign | magnitude >> 13);
-}
-
 struct Candidate {
     const Ops *ops;
     bool runs;
@@ -105,29 +87,6 @@ const Candidate *candidates(int *count) {
     return found;
 }
 
-// ggml's reference quantisation, one block of 32: d and integers, to the nearest.
-void quantise_q8_0(const float *x, uint8_t *out) {
-    float most = 0;
-    for (int i = 0; i < 32; i++) most = std::max(most, fabsf(x[i]));
-    float d = most / 127.0f, inverse = d ? 1.0f / d : 0.0f;
-    uint16_t half = float_to_half(d);
-    memcpy(out, &half, 2);
-    for (int i = 0; i < 32; i++) out[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
-}
-
-void quantise_q4_0(const float *x, uint8_t *out) {
-    float extreme = 0;
-    for (int i = 0; i < 32; i++)
-        if (fabsf(x[i]) > fabsf(extreme)) extreme = x[i];
-    float d = extreme / -8.0f, inverse = d ? 1.0f / d : 0.0f;
-    uint16_t half = float_to_half(d);
-    memcpy(out, &half, 2);
-    for (int i = 0; i < 16; i++) {
-        int low = std::min(15, (int)(x[i] * inverse + 8.5f)), high = std::min(15, (int)(x[i + 16] * inverse + 8.5f));
-        out[2 + i] = (uint8_t)(low | high << 4);
-    }
-}
-
 struct QuantiseCall {
     Context *ctx;
     const Matrix *from;
@@ -135,14 +94,12 @@ struct QuantiseCall {
     uint8_t *to;
 };
 
-void quantise_row(void *context, int64_t row, int thread) {
+void quantise_task(void *context, int64_t row, int thread) {
     const QuantiseCall *c = (const QuantiseCall *)context;
     const Matrix *m = c->from;
     float *x = c->ctx->scratch(thread);
     c->ctx->ops->read_row(m->format, (const char *)m->data + row * row_bytes(m->format, m->cols), m->cols, x);
-    uint8_t *out = c->to + row * row_bytes(c->format, m->cols);
-    for (int64_t k = 0; k < m->cols; k += 32, out += row_bytes(c->format, 32))
-        c->format == Q8_0 ? quantise_q8_0(x + k, out) : quantise_q4_0(x + k, out);
+    c->ctx->ops->quantise_row(c->format, x, m->cols, c->to + row * row_bytes(c->format, m->cols));
 }
 
 struct LinearCall {
@@ -204,6 +161,6 @@ int outpace_linear(Context *ctx, const Matrix *w, const float *x, int64_t rows, 
 int outpace_quantise(Context *ctx, const Matrix *from, int format, void *to) {
     if (!ctx->reserve_scratch(from->cols)) return 1;
     QuantiseCall call = {ctx, from, format, (uint8_t *)to};
-    ctx->pool.run(from->rows, quantise_row, &call);
+    ctx->pool.run(from->rows, quantise_task, &call);
     return 0;
 }

@@ -164,4 +164,4 @@ bool amx_permitted() {
     return (d & bf16) && (d & tile) && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 
-extern const Ops ops_amx = {"amx_bf16", encoded_bytes_amx, encode_amx, linear_amx, read_row, write_row, rms_norm, rotate, gate, attend};
+extern const Ops ops_amx = {"amx_bf16", encoded_bytes_amx, encode_amx, linear_amx, read_row, write_row, quantise_row, rms_norm, rotate, gate, attend};
