@@ -235,8 +235,9 @@ def test_integer_products_are_those_of_rounded_weights_and_activations(isa: str,
     assert rounded.shape == (35, 320) and rounded.nbytes == 35 * 5 * native.GROUP_BYTES[kind]
     exact = to_integers(x, 127).double() @ to_integers(weight, RANGE[kind]).double().T
     got = kernels.linear(x, rounded)
-    # A tie may round to either side of a step, and moves one product by that.
-    assert (got - exact).norm() < 1e-3 * exact.norm()
+    # A tie may round to either side of a step, and moves one product by that. Not rounding at all would move them more.
+    tolerance = {"int8": 2e-3, "int4": 1e-2}[kind] * exact.norm()
+    assert (got - exact).norm() < tolerance < (got - x.double() @ weight.double().T).norm()
     for first, last in ((0, 1), (3, 5), (7, 12), (1, 23)):
         assert torch.equal(native.open_native(1, isa).linear(x[first:last], rounded), got[first:last])
 
