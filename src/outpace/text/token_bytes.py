@@ -24,7 +24,6 @@ def bytes_reader(tokenizer: Tokenizer) -> tuple[Callable[[int], bytes], bool]:
     """
     steps = list(_steps(tokenizer))
     kinds = [step.get("type") for step in steps]
-    added = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items()}
     if "ByteLevel" in kinds:
         spell = _byte_level
     elif "Metaspace" in kinds or ("Replace" in kinds and _replaces_space(steps)):
@@ -37,9 +36,6 @@ def bytes_reader(tokenizer: Tokenizer) -> tuple[Callable[[int], bytes], bool]:
         )
 
     def bytes_of(token: int) -> bytes:
-        text = added.get(token)
-        if text is not None:
-            return text.encode()
         piece = tokenizer.id_to_token(token)
         return b"" if piece is None else spell(piece)
 

@@ -1,0 +1,25 @@
+"""Texts in which tokenizers go wrong."""
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "def f(x):\n    return [i**2 for i in range(x) if i % 2]  # squares\n\n\n",
+    '#include <stdio.h>\nint main(void)\t{ printf("%d\\n", 0x1F); }\r\n',
+    "Grüße aus Köln, à bientôt, ¿qué tal? naïve cafe\u0301 (combining)",
+    "Привет, как дела? Καλημέρα κόσμε",
+    "مرحبا بالعالم שלום עולם",
+    "नमस्ते दुनिया สวัสดีชาวโลก",
+    "你好，世界。こんにちは世界 안녕하세요",
+    "👩‍👩‍👧‍👦 👍🏽 🇩🇪 ❤️ 🤷🏻‍♂️",
+    "12345 3.14159 1,000,000 2026-12-01 0.1+0.2",
+    "   leading, trailing   ",
+    "a  b   c    d     e",
+    "\n\n\n\t\t\t \n \u00a0\u2003\u3000x",
+    "I'm you're he'd we'll DON'T",
+    "<|im_start|>user\nhi<|im_end|> <|endoftext|> <bos><start_of_turn></s>",
+    "control \x00\x07\x1b[0m \u200b\ufeff end",
+    "\u2581visible \u2581\u2581space <0x41> <0xE2>",
+    "𝕳𝖊𝖑𝖑𝖔 𐍈 \U0010ffff",
+    "camelCaseAndSNAKE_CASE and-kebab/paths.to@things#tags",
+    "",
+    " ",
+]
