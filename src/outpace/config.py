@@ -17,6 +17,11 @@ DTYPES = ("auto", "bfloat16", "float32")
 RULES = ("auto", "token", "block", "tree")
 
 
+# K where none is given. Lookup proposes long drafts only behind a long match, and those are mostly right.
+DEFAULT_K = {"lookup": 8}
+DEFAULT_MODEL_K = 4
+
+
 def _require(ok: bool, message: str) -> None:
     if not ok:
         raise ConfigError(message)
@@ -41,24 +46,30 @@ class SpecConfig(_Config):
     """How to speculate.
 
     draft                    "off", "lookup", or a model reference (hub id, folder, .gguf file, catalogue name)
-    num_speculative_tokens   K, the longest draft; 0 turns speculation off
+    num_speculative_tokens   K, the longest draft; 0 turns speculation off, None takes the drafter's default
     rule                     acceptance rule for unseeded sampling; "auto" takes block for a chain with a q, else token.
                              Greedy and seeded requests always use the coupled rule.
     """
 
     draft: str = "off"
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: int | None = None
     rule: str = "auto"
 
     def __post_init__(self) -> None:
         _require(bool(self.draft), "draft must name a drafter or a model; use 'off' for plain decoding.")
         k = self.num_speculative_tokens
         _require(
-            isinstance(k, int) and not isinstance(k, bool) and 0 <= k <= MAX_DRAFT_TOKENS,
+            k is None or (isinstance(k, int) and not isinstance(k, bool) and 0 <= k <= MAX_DRAFT_TOKENS),
             f"num_speculative_tokens (-k) must be an integer from 0 (plain decoding) to {MAX_DRAFT_TOKENS}, got {k!r}."
             " Useful values are 2 to 8: later tokens of a long draft are rarely accepted.",
         )
         _require(self.rule in RULES, f"rule must be one of {', '.join(RULES)}, got {self.rule!r}.")
+
+    @property
+    def k(self) -> int:
+        """K, resolved."""
+        given = self.num_speculative_tokens
+        return DEFAULT_K.get(self.draft, DEFAULT_MODEL_K) if given is None else given
 
 
 @dataclass(frozen=True)

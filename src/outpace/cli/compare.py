@@ -47,7 +47,7 @@ def run(args: Namespace, console: Console) -> int:
         plan = Plan(plan.engine, plan.spec, {**plan.sampling, "seed": 0})
     prompts = read_prompts(args.prompts)
     with opened(plan, console) as engine:
-        if not (engine.description.drafter != "off" and plan.spec.num_speculative_tokens):
+        if not engine.description.k:
             console.note("both sides decode plainly: this run measures only the noise of the machine.")
         raw = args.raw or not engine.codec.has_chat_template
         cases = [_case(engine, plan, prompt, raw) for prompt in prompts]

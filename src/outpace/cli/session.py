@@ -61,16 +61,20 @@ def read_plan(args: Namespace, defaults: Mapping[str, Any]) -> Plan:
 def opened(plan: Plan, console: Console) -> Iterator[LoadedEngine]:
     """The engine, loaded with progress and closed at the end. Says when and why speculation is off."""
     from outpace.engine.build import open_engine
+    from outpace.kernels import native
 
     asked = plan.spec.draft != "off"
-    if asked and plan.spec.num_speculative_tokens == 0:
+    if asked and plan.spec.k == 0:
         console.note("K is 0: plain decoding, no speculation.")
     with console.progress() as progress:
         engine = open_engine(plan.engine, plan.spec, progress)
     try:
         about = engine.description
-        console.note(f"{about.model}: {about.dtype}, context {about.context}, loaded in {about.load_seconds:.1f} s")
-        if asked and about.drafter == "off" and plan.spec.num_speculative_tokens:
+        loaded = f"context {about.context}, loaded in {about.load_seconds:.1f} s"
+        console.note(f"{about.model}: {about.dtype}, {about.kernels} kernels, {about.threads} threads, {loaded}")
+        if about.device == "cpu" and not native.available():
+            console.note(native.missing())
+        if asked and about.drafter == "off" and plan.spec.k:
             console.note(f"speculation is off: {about.draft_reason}")
         yield engine
     finally:

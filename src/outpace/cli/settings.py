@@ -67,7 +67,7 @@ SETTINGS = (
         SPEC,
         ("-k", "--draft-tokens"),
         int,
-        "longest draft, K (default 4; 0 is plain decoding)",
+        "longest draft, K (default: 8 for lookup, 4 for a model; 0 is plain)",
         "K",
         ("--num-speculative-tokens",),
     ),

@@ -135,7 +135,7 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
         drafter=spec.draft if drafter is not None else "off",
         draft_reason=reason,
         draft_weight_bytes=draft.model.weight_bytes() if draft else 0,
-        k=spec.num_speculative_tokens if drafter is not None else 0,
+        k=spec.k if drafter is not None else 0,
         load_seconds=time.perf_counter() - start,
     )
     return LoadedEngine(target, machine, limits, description)
@@ -166,7 +166,7 @@ def _draft_model(
     """The draft model, if one is wanted, and what drafts or why nothing does."""
     if spec.draft == "off":
         return None, "no draft was asked for (--draft)"
-    if spec.num_speculative_tokens == 0:
+    if spec.k == 0:
         return None, "K is 0"
     if spec.draft == "lookup":
         return None, "suffix lookup in the request's own text"
@@ -184,7 +184,7 @@ def _draft_model(
 
 
 def _drafter(spec: SpecConfig, target: _Loaded, draft: _Loaded | None, rows: int | None) -> Drafter | None:
-    if spec.draft == "off" or spec.num_speculative_tokens == 0:
+    if spec.draft == "off" or spec.k == 0:
         return None
     if draft is None:
         return Lookup()
