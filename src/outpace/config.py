@@ -13,7 +13,7 @@ from outpace.errors import ConfigError
 MAX_DRAFT_TOKENS = 64
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
 KERNELS = ("auto", "native", "torch")
-DTYPES = ("auto", "bfloat16", "float32")
+DTYPES = ("auto", "bfloat16", "float32", "native")
 RULES = ("auto", "token", "block", "tree")
 
 

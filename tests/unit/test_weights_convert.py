@@ -83,10 +83,10 @@ def original(family: str) -> Any:
     return model
 
 
-def export(model: Any, path: Path, **extra: Any) -> Path:
-    """What llama.cpp's converter does, with gguf's own table of names."""
-    config, kind = model.config, type(model).__name__.removesuffix("ForCausalLM")
-    arch = ARCH[kind]
+def export(model: Any, path: Path, kind: gguf.GGMLQuantizationType | None = None, **extra: Any) -> Path:
+    """What llama.cpp's converter does, with gguf's own table of names; matrices in blocks of `kind`."""
+    config, family = model.config, type(model).__name__.removesuffix("ForCausalLM")
+    arch = ARCH[family]
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_embedding_length(config.hidden_size)
@@ -103,7 +103,7 @@ def export(model: Any, path: Path, **extra: Any) -> Path:
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    if kind in ("Mistral", "Gemma3"):
+    if family in ("Mistral", "Gemma3"):
         writer.add_sliding_window(config.sliding_window)
     for key, value in extra.items():
         writer.add_uint32(key, value)
@@ -111,7 +111,11 @@ def export(model: Any, path: Path, **extra: Any) -> Path:
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        writer.add_tensor(table.get_name(name, (".weight", ".bias")), as_stored(name, tensor, arch, config))
+        values = as_stored(name, tensor, arch, config)
+        blocks = kind if kind is not None and values.ndim == 2 else None
+        if blocks is not None:
+            values = gguf.quants.quantize(values, blocks)
+        writer.add_tensor(table.get_name(name, (".weight", ".bias")), values, raw_dtype=blocks)
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", divisors(model))
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):

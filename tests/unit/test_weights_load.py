@@ -168,7 +168,7 @@ def test_bad_config(text: str | bytes | None, message: str, folder: Path) -> Non
 
 
 def test_bad_dtype_and_device(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="dtype must be one of auto, bfloat16, float32, got 'int4'"):
+    with pytest.raises(ConfigError, match="dtype must be one of auto, bfloat16, float32, native, got 'int4'"):
         load_checkpoint(folder, "int4", "cpu")
     for device in ("gpu", "cuda:99"):
         with pytest.raises(ConfigError, match=f"device '{device}' cannot be used here") as caught:

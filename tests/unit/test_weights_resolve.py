@@ -47,7 +47,7 @@ def test_folders(tmp_path: Path) -> None:
 
 
 def test_dtype() -> None:
-    with pytest.raises(ConfigError, match="dtype must be one of auto, bfloat16, float32, got 'int8'"):
+    with pytest.raises(ConfigError, match="dtype must be one of auto, bfloat16, float32, native, got 'int8'"):
         resolve("smollm2-135m-instruct", "int8")
 
 

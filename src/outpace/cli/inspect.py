@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outpace.models.spec import DecoderSpec
     from outpace.text.vocab_map import VocabVerdict
 
-_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
+_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4, "native": 2}
 
 
 def configure(parser: Parser) -> None:

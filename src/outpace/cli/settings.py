@@ -89,7 +89,7 @@ SETTINGS = (
     ),
     Setting("logit_bias", SAMPLING, ("--logit-bias",), _bias, "add to a logit (repeatable)", "ID=BIAS", (), True, True),
     Setting("ignore_eos", SAMPLING, ("--ignore-eos",), _boolean, "true: go on past the end", "BOOL", advanced=True),
-    Setting("dtype", ENGINE, ("--dtype",), str, f"weights of the target: {', '.join(DTYPES)}", "DTYPE"),
+    Setting("dtype", ENGINE, ("--dtype",), str, f"weights of the target: {', '.join(DTYPES)}", "DTYPE", ("--weights",)),
     Setting("draft_dtype", ENGINE, ("--draft-dtype",), str, "weights of the draft model", "DTYPE", advanced=True),
     Setting(
         "draft_quantization",

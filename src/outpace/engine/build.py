@@ -124,7 +124,7 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
     machine = _machine(target, drafter, spec.rule, rows)
     description = EngineDescription(
         model=config.model,
-        dtype=str(target.model.dtype).removeprefix("torch."),
+        dtype="native" if config.dtype == "native" else str(target.model.dtype).removeprefix("torch."),
         device=str(target.model.device),
         threads=threads,
         kernels=target.model.kernels_name,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from outpace.errors import Unsupported
 from outpace.kernels import native
@@ -29,7 +28,7 @@ class Placement:
     quantization: str = "none"
 
 
-def make_decoder(spec: DecoderSpec, weights: dict[str, Tensor], place: Placement) -> LanguageModel:
+def make_decoder(spec: DecoderSpec, weights: dict[str, native.Weight], place: Placement) -> LanguageModel:
     """The weights are taken over. Unsupported if native kernels or a quantization were asked for and cannot be had."""
     device, kernels = place.device, place.kernels
     quantise = None if place.quantization == "none" else place.quantization
@@ -45,7 +44,13 @@ def make_decoder(spec: DecoderSpec, weights: dict[str, Tensor], place: Placement
             f"{place.quantization} weights need the native CPU kernels, which are not in use here. Leave"
             " --draft-quantization out."
         )
-    return Decoder(spec, weights, select(torch.device(device)))
+    tensors = {name: weight for name, weight in weights.items() if not isinstance(weight, native.Blocks)}
+    if len(tensors) < len(weights):
+        raise Unsupported(
+            "The blocks of a .gguf file run on the native CPU kernels only, which are not in use here. Use --dtype"
+            " bfloat16, which widens them."
+        )
+    return Decoder(spec, tensors, select(torch.device(device)))
 
 
 def physical_cores() -> int:

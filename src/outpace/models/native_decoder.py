@@ -29,17 +29,17 @@ class NativeDecoder:
     """
 
     def __init__(
-        self, spec: DecoderSpec, weights: dict[str, Tensor], kernels: native.Native, quantise: str | None = None
+        self, spec: DecoderSpec, weights: dict[str, native.Weight], kernels: native.Native, quantise: str | None = None
     ) -> None:
         self._spec, self._kernels, self._quantise = spec, kernels, quantise
         self._held: list[native.Weight] = []  # everything the structs point to
         embed = weights.pop("embed")
-        self._dtype = embed.dtype
+        self._dtype = torch.bfloat16 if isinstance(embed, native.Blocks) else embed.dtype
         self._layers = (native.Layer * spec.layers)()
         self._model = native.Model(
             *(spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn),
-            *(native.ACTIVATIONS[spec.activation], native.FORMATS[embed.dtype]),
-            *(spec.norm_eps, spec.attn_scale, float(torch.tensor(spec.embed_scale).to(embed.dtype)), 0.0),
+            *(native.ACTIVATIONS[spec.activation], native.FORMATS[self._dtype]),
+            *(spec.norm_eps, spec.attn_scale, float(torch.tensor(spec.embed_scale).to(self._dtype)), 0.0),
         )
         self._model.embed = self._matrix(embed)
         self._model.head = self._model.embed if spec.tied else self._matrix(weights.pop("lm_head"))
@@ -55,22 +55,23 @@ class NativeDecoder:
         self._positions = 0
         self._grow_tables(FIRST_POSITIONS)
 
-    def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> native.Matrix:
-        held: native.Weight = weight.contiguous()
-        if self._quantise and weight.shape[1] % native.GROUP == 0:
-            held = self._kernels.quantise(weight, self._quantise)
-        self._held.append(held)
-        if bias is not None:
-            bias = bias.float().contiguous()
-            self._held.append(bias)
-        return native.describe(held, bias)
+    def _matrix(self, weight: native.Weight, bias: native.Weight | None = None) -> native.Matrix:
+        if not isinstance(weight, native.Blocks):
+            fits = weight.shape[1] % native.GROUP == 0
+            weight = self._kernels.quantise(weight, self._quantise) if self._quantise and fits else weight.contiguous()
+        self._held.append(weight)
+        return native.describe(weight, None if bias is None else self._float(bias))
 
-    def _floats(self, weight: Tensor, offset: float = 0.0) -> int:
-        held = weight.float() + offset if offset else weight.float().contiguous()
+    def _float(self, vector: native.Weight, offset: float = 0.0) -> Tensor:
+        assert not isinstance(vector, native.Blocks), "vectors are stored whole"
+        held = vector.float() + offset if offset else vector.float().contiguous()
         self._held.append(held)
-        return held.data_ptr()
+        return held
 
-    def _fill_layer(self, layer: native.Layer, own: Mapping[str, Tensor]) -> None:
+    def _floats(self, vector: native.Weight, offset: float = 0.0) -> int:
+        return self._float(vector, offset).data_ptr()
+
+    def _fill_layer(self, layer: native.Layer, own: Mapping[str, native.Weight]) -> None:
         spec = self._spec
         biased = {"q": spec.qkv_bias, "k": spec.qkv_bias, "v": spec.qkv_bias, "o": spec.o_bias}
         for name in MATRICES:

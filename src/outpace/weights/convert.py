@@ -16,24 +16,27 @@ import torch
 from numpy.typing import NDArray
 
 from outpace.errors import ModelError
+from outpace.kernels.native import BLOCK_FORMATS
 from outpace.weights.gguf import GGUFFile, GGUFTensor, decode_rows, read_gguf
 from outpace.weights.gguf_config import hf_config
 from outpace.weights.local import Progress, cache_root, locked, silent
 from outpace.weights.names import hf_name_of_gguf
+from outpace.weights.safetensors import BLOCK_KINDS
 
 FORMAT_VERSION = 1  # raise it when a conversion would come out differently: it is part of the folder's name
 _CHUNK_VALUES = 1 << 20  # values decoded at a time: small enough for the CPU's cache, large enough for numpy
 _ALIGNMENT = 64  # of the first tensor, so that vector loads from the mapping do not straddle cache lines
-_SAFETENSORS_DTYPE = {"bfloat16": "BF16", "float32": "F32"}
-_ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_SAFETENSORS_DTYPE = {torch.bfloat16: "BF16", torch.float32: "F32"}
 
 
 def convert(path: Path, dtype: str, progress: Progress | None = None) -> Path:
     """The folder (config.json, model.safetensors, tokenizer and generation files) of a .gguf, made if it is not there.
 
-    dtype is "bfloat16" or "float32", rounded to nearest even. The folder's name holds the file's path, size and time,
-    so a changed file is converted again. ModelError: a damaged file, or a model Outpace does not run. DownloadError:
-    the cache cannot be written.
+    dtype is "bfloat16" or "float32", rounded to nearest even, or "native": block formats that the native kernels
+    multiply stay as they are (uint8, their kinds in the file's metadata), the rest becomes bfloat16. The folder's
+    name holds the file's path, size and time, so a changed file is converted again. ModelError: a damaged file, or a
+    model Outpace does not run. DownloadError: the cache cannot be written.
     """
     report = progress or silent
     target = _target(path, dtype)
@@ -67,27 +70,42 @@ def _write_folder(folder: Path, path: Path, dtype: str, progress: Progress) -> N
     from outpace.text.gguf_tokenizer import build_tokenizer_files  # not needed by later starts
 
     file = read_gguf(path)
-    config = hf_config(file, dtype)
+    config = hf_config(file, "bfloat16" if dtype == "native" else dtype)
     texts = build_tokenizer_files(file.metadata)
     texts["config.json"] = json.dumps(config, indent=2) + "\n"
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    _write_safetensors(folder / "model.safetensors", file, config, progress)
+    _write_safetensors(folder / "model.safetensors", file, config, dtype, progress)
 
 
-def _write_safetensors(path: Path, file: GGUFFile, config: dict[str, Any], progress: Progress) -> None:
+def _write_safetensors(path: Path, file: GGUFFile, config: dict[str, Any], dtype: str, progress: Progress) -> None:
     """Header first, then the tensors one piece at a time: peak memory is one piece, not the model."""
-    architecture, dtype = str(file.metadata["general.architecture"]), config["torch_dtype"]
+    architecture = str(file.metadata["general.architecture"])
     named = _hf_names(file, architecture)
     with path.open("wb") as out:
         _write_header(out, named, dtype)
         for done, (name, tensor) in enumerate(named.items()):
             progress(f"converting {file.path.name}", done, len(named))
+            if _stays(tensor, dtype):
+                out.write(np.ascontiguousarray(_rows(file, tensor, name, config)).data)
+                continue
             for piece in _pieces(file, tensor, name, config):
-                out.write(torch.from_numpy(piece).to(getattr(torch, dtype)).view(torch.uint8).numpy().data)
+                out.write(torch.from_numpy(piece).to(_stored_dtype(tensor, dtype)).view(torch.uint8).numpy().data)
         out.flush()
         os.fsync(out.fileno())  # before the folder gets its final name, or a power cut could leave holes in it
     progress(f"converting {file.path.name}", len(named), len(named))
+
+
+def _stays(tensor: GGUFTensor, dtype: str) -> bool:
+    """True for a matrix whose blocks are kept."""
+    return dtype == "native" and len(tensor.shape) == 2 and tensor.kind.name in BLOCK_FORMATS
+
+
+def _stored_dtype(tensor: GGUFTensor, dtype: str) -> torch.dtype:
+    """Of a tensor that is decoded. Beside kept blocks, vectors keep their full precision: they cost nothing."""
+    if dtype == "native":
+        return torch.float32 if len(tensor.shape) == 1 else torch.bfloat16
+    return _DTYPES[dtype]
 
 
 def _hf_names(file: GGUFFile, architecture: str) -> dict[str, GGUFTensor]:
@@ -110,11 +128,18 @@ def _hf_names(file: GGUFFile, architecture: str) -> dict[str, GGUFTensor]:
 
 def _write_header(out: BinaryIO, named: dict[str, GGUFTensor], dtype: str) -> None:
     """8 bytes of length, then JSON padded with spaces (https://github.com/huggingface/safetensors#format)."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    kinds = {name: tensor.kind.name for name, tensor in named.items() if _stays(tensor, dtype)}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", BLOCK_KINDS: json.dumps(kinds)}}
     end = 0
     for name, tensor in named.items():
-        start, end = end, end + int(np.prod(tensor.shape)) * _ITEM_BYTES[dtype]
-        header[name] = {"dtype": _SAFETENSORS_DTYPE[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        shape, code, size = list(tensor.shape), "U8", tensor.nbytes
+        if name in kinds:
+            shape = [shape[0], tensor.nbytes // shape[0]]
+        else:
+            stored = _stored_dtype(tensor, dtype)
+            code, size = _SAFETENSORS_DTYPE[stored], int(np.prod(tensor.shape)) * stored.itemsize
+        start, end = end, end + size
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     out.write(struct.pack("<Q", len(text)) + text)
@@ -122,16 +147,22 @@ def _write_header(out: BinaryIO, named: dict[str, GGUFTensor], dtype: str) -> No
 
 def _pieces(file: GGUFFile, tensor: GGUFTensor, name: str, config: dict[str, Any]) -> Iterator[NDArray[np.float32]]:
     """Values in Hugging Face's row order and meaning."""
-    rows = file.rows(tensor)
-    stored_permuted = config["model_type"] in ("llama", "mistral")
-    if stored_permuted and ".self_attn.q_proj." in name:
-        rows = _unpermute(rows, tensor, config["num_attention_heads"])
-    if stored_permuted and ".self_attn.k_proj." in name:
-        rows = _unpermute(rows, tensor, config["num_key_value_heads"])
+    rows = _rows(file, tensor, name, config)
     # Gemma's norms multiply by 1 + w; GGUF stores the sum, Hugging Face stores w.
     shift = 1.0 if config["model_type"] == "gemma3_text" and name.endswith("norm.weight") else 0.0
     for piece in decode_rows(rows, tensor.kind, max(1, _CHUNK_VALUES // tensor.shape[-1])):
         yield piece - np.float32(shift) if shift else piece
+
+
+def _rows(file: GGUFFile, tensor: GGUFTensor, name: str, config: dict[str, Any]) -> NDArray[np.uint8]:
+    """Raw rows in Hugging Face's order."""
+    rows = file.rows(tensor)
+    stored_permuted = config["model_type"] in ("llama", "mistral")
+    if stored_permuted and ".self_attn.q_proj." in name:
+        return _unpermute(rows, tensor, config["num_attention_heads"])
+    if stored_permuted and ".self_attn.k_proj." in name:
+        return _unpermute(rows, tensor, config["num_key_value_heads"])
+    return rows
 
 
 def _unpermute(rows: NDArray[np.uint8], tensor: GGUFTensor, heads: int) -> NDArray[np.uint8]:

@@ -7,27 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from outpace.errors import ConfigError, ModelError
+from outpace.kernels.native import Blocks, Weight
 from outpace.models.spec import DecoderSpec
 from outpace.weights.names import canonical_name, ignored
-from outpace.weights.safetensors import read_tensors
+from outpace.weights.safetensors import block_kinds, read_tensors
 
-DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32, "native": None}
 
 
-def load_checkpoint(folder: Path, dtype: str, device: str) -> tuple[DecoderSpec, dict[str, Tensor]]:
+def load_checkpoint(folder: Path, dtype: str, device: str) -> tuple[DecoderSpec, dict[str, Weight]]:
     """The decoder's spec and tensors, `DecoderSpec.expected_tensors()` exactly.
 
-    dtype "auto" is bfloat16. On the CPU a tensor that already has the dtype stays mapped from the file: no copy, and
-    no reading until it is used; never write to it in place. ModelError: config.json or weights missing, damaged,
+    dtype "auto" is bfloat16; "native" leaves every tensor as it is stored, GGUF blocks included (`Blocks`).
+    On the CPU a tensor that already has the dtype stays mapped from the file: no copy, and no reading until it is used;
+    never write to it in place. ModelError: config.json or weights missing, damaged,
     unsupported, or not the tensors the config describes. ConfigError: no such dtype or device.
     """
     target_dtype, target_device = _dtype(dtype), _device(device)
     spec = DecoderSpec.from_hf(read_config(folder))
     expected = spec.expected_tensors()
-    weights: dict[str, Tensor] = {}
+    weights: dict[str, Weight] = {}
+    kinds = block_kinds(folder)
     unexpected: list[str] = []
     for hf_name, tensor in read_tensors(folder):
         if ignored(hf_name, spec.tied):
@@ -36,8 +38,9 @@ def load_checkpoint(folder: Path, dtype: str, device: str) -> tuple[DecoderSpec,
         if name is None or name not in expected or name in weights:
             unexpected.append(hf_name)
             continue
-        _check(folder, hf_name, tensor, expected[name])
-        weights[name] = tensor.to(device=target_device, dtype=target_dtype)
+        weight = Blocks(tensor, kinds[hf_name], expected[name][-1]) if hf_name in kinds else tensor
+        _check(folder, hf_name, weight, expected[name])
+        weights[name] = weight if isinstance(weight, Blocks) else weight.to(target_device, target_dtype)
     _check_complete(folder, [name for name in expected if name not in weights], unexpected)
     return spec, weights
 
@@ -59,7 +62,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _dtype(dtype: str) -> torch.dtype:
+def _dtype(dtype: str) -> torch.dtype | None:
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
     return DTYPES[dtype]
@@ -75,13 +78,13 @@ def _device(device: str) -> torch.device:
         ) from None
 
 
-def _check(folder: Path, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+def _check(folder: Path, name: str, tensor: Weight, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape:
         raise ModelError(
             f"{folder}: tensor {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}. Config"
             " and weights do not belong together; download both again."
         )
-    if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if not isinstance(tensor, Blocks) and tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ModelError(
             f"{folder}: tensor {name!r} is stored as {str(tensor.dtype).removeprefix('torch.')}. Outpace reads float32,"
             " float16 and bfloat16; take the unquantised checkpoint, or run this one with vLLM."

@@ -10,7 +10,7 @@ from outpace.weights.convert import convert
 from outpace.weights.hub import HubReference, fetch_from_hub
 from outpace.weights.local import Progress
 
-DTYPES = {"auto": "bfloat16", "bfloat16": "bfloat16", "float32": "float32"}
+DTYPES = {"auto": "bfloat16", "bfloat16": "bfloat16", "float32": "float32", "native": "native"}
 
 
 def resolve(ref: str, dtype: str, progress: Progress | None = None) -> Path:
@@ -29,6 +29,11 @@ def resolve(ref: str, dtype: str, progress: Progress | None = None) -> Path:
     if ref in [entry.name for entry in catalog.entries()]:
         return convert(catalog.pull(ref, progress), DTYPES[dtype], progress)
     path = Path(ref).expanduser()
+    if dtype == "native" and not path.is_file() and not ref.partition("@")[0].endswith(".gguf"):
+        raise ConfigError(
+            f"dtype 'native' runs a .gguf file's own blocks, and {ref!r} is none. Leave it out, or give a .gguf file or"
+            " a catalogue name."
+        )
     if ref and path.is_dir():  # for pathlib the empty text is the current folder
         return path
     if path.is_file():

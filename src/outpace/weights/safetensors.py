@@ -16,6 +16,8 @@ from torch import Tensor
 from outpace.errors import ModelError
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# In the metadata of a converted model.safetensors: JSON, tensor name -> ggml kind of the blocks in it.
+BLOCK_KINDS = "outpace.block_kinds"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # One mapping per so many bytes: a caller who converts tensors and drops the originals must not hold the whole file.
 _MAPPED_BYTES = 1 << 28
@@ -37,6 +39,17 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
             f"{folder / _INDEX} lists {len(lost)} tensors that no shard holds: {', '.join(lost[:5])}"
             f"{', ...' if len(lost) > 5 else ''}. The download is incomplete; fetch it again."
         )
+
+
+def block_kinds(folder: Path) -> dict[str, str]:
+    """Tensor name -> ggml kind, for the tensors that are kept as GGUF blocks; empty for any other checkpoint."""
+    if not (folder / _SINGLE).is_file():
+        return {}
+    try:
+        with safe_open(folder / _SINGLE, framework="pt") as file:
+            return dict(json.loads((file.metadata() or {}).get(BLOCK_KINDS, "{}")))
+    except (SafetensorError, OSError, ValueError):
+        return {}  # a file that is damaged says so when its tensors are read
 
 
 def _files(folder: Path) -> tuple[list[Path], set[str]]:
