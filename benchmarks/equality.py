@@ -77,8 +77,17 @@ def measure(args: argparse.Namespace, path: Path) -> dict:
             result["acceptance_rate"] = stats["accepted_tokens"] / max(1.0, stats["drafted_tokens"])
         done["configurations"][name] = result
         path.write_text(json.dumps(done))
+        publish(args, done)
         print(f"{name}: {result} ({time.time() - start:.0f} s)", flush=True)
     return done
+
+
+def publish(args: argparse.Namespace, done: dict) -> None:
+    """The page and its data, as far as the run has come."""
+    stem = args.out / f"equality-{args.model}-{args.dtype}"
+    result = {key: value for key, value in done.items() if key != "plain"}
+    stem.with_suffix(".md").write_text(page(args, result), encoding="utf-8")
+    stem.with_suffix(".json").write_text(json.dumps({"machine": machine_facts(), **result}, indent=1), encoding="utf-8")
 
 
 def page(args: argparse.Namespace, result: dict) -> str:
@@ -115,12 +124,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    stem = args.out / f"equality-{args.model}-{args.dtype}"
-    result = measure(args, stem.with_suffix(".json.partial"))
-    del result["plain"]
-    stem.with_suffix(".md").write_text(page(args, result), encoding="utf-8")
-    stem.with_suffix(".json").write_text(json.dumps({"machine": machine_facts(), **result}, indent=1), encoding="utf-8")
-    stem.with_suffix(".json.partial").unlink()
+    partial = args.out / f"equality-{args.model}-{args.dtype}.json.partial"
+    result = measure(args, partial)
+    publish(args, result)
+    partial.unlink()
     bad = [
         name for name, kinds in result["configurations"].items() if any(kinds[kind]["differing"] for kind in args.kinds)
     ]

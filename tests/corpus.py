@@ -20,6 +20,7 @@ TEXTS = [
     "\u2581visible \u2581\u2581space <0x41> <0xE2>",
     "𝕳𝖊𝖑𝖑𝖔 𐍈 \U0010ffff",
     "camelCaseAndSNAKE_CASE and-kebab/paths.to@things#tags",
+    "x" + " " * 200 + "y" + "\n" * 70 + "\t" * 40 + "a" * 100 + "=" * 90 + "-" * 33 + "0" * 50,
     "",
     " ",
 ]

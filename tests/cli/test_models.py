@@ -46,6 +46,8 @@ def test_pull_of_an_unknown_name(cache: Path, outpace: Callable) -> None:
 
 
 def test_env_block_hides_secrets(outpace: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OUTPACE_API_KEY", "hush")
     monkeypatch.setenv("HF_TOKEN", "hush")
     monkeypatch.setenv("OUTPACE_DRAFT", "lookup")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, find, given
 from hypothesis import strategies as st
 
 from outpace.text.detokenizer import Detokenizer
@@ -31,10 +31,25 @@ def test_no_piece_ends_in_half_a_character(text: str, data: st.DataObject) -> No
     raw = text.encode("utf-8", "replace")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=6)))
     pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
-    stream = detokenizer(pieces)
-    shown = [stream.push(i) for i in range(len(pieces))]
-    assert "\ufffd" not in "".join(shown) or "\ufffd" in raw.decode()
-    assert "".join(shown) == raw.decode() and stream.finish() == ""
+    stream, fed = detokenizer(pieces), b""
+    for i, piece in enumerate(pieces):
+        before, fed = fed, fed + piece
+        assert stream.push(i) == whole(fed).removeprefix(whole(before))
+    assert stream.finish() == ""
+
+
+def whole(raw: bytes) -> str:
+    """The finished characters at the start of valid UTF-8."""
+    return raw.decode("utf-8", "ignore")
+
+
+def test_planted_decoding_of_single_tokens_is_caught() -> None:
+    def joins(pieces: list[bytes]) -> bool:
+        alone = [piece.decode("utf-8", "replace") for piece in pieces]
+        return "".join(alone) == b"".join(pieces).decode("utf-8", "replace")
+
+    assert joins([b"a", "é".encode()])
+    find(PIECES, lambda pieces: not joins(pieces))  # raises NoSuchExample if the property above could not see it
 
 
 def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
@@ -53,15 +68,18 @@ def naive(text: str, stops: Sequence[str], active_from: int = 0) -> tuple[str, b
     return text, False
 
 
-def streamed(text: str, sizes: Sequence[int], stops: Sequence[str], inactive: int = 0) -> tuple[list[str], bool]:
-    """Feed `text` in pieces; the first `inactive` pieces may not stop."""
-    pieces, at = [], 0
+def split(text: str, sizes: Sequence[int]) -> list[bytes]:
+    """The text in pieces of these numbers of bytes, then the rest."""
+    raw, pieces = text.encode(), []
     for size in sizes:
-        pieces.append(text[at : at + size].encode())
-        at += size
-    pieces.append(text[at:].encode())
-    stream = TextStream(detokenizer(pieces), stops)
-    shown = []
+        pieces.append(raw[:size])
+        raw = raw[size:]
+    return [*pieces, raw]
+
+
+def streamed(pieces: list[bytes], stops: Sequence[str], inactive: int = 0) -> tuple[list[str], bool]:
+    """What is shown piece by piece, then the rest; the first `inactive` pieces may not stop."""
+    stream, shown = TextStream(detokenizer(pieces), stops), []
     for i in range(len(pieces)):
         more, stopped = stream.push(i, i >= inactive)
         shown.append(more)
@@ -70,26 +88,37 @@ def streamed(text: str, sizes: Sequence[int], stops: Sequence[str], inactive: in
     return [*shown, stream.finish()], False
 
 
-LETTERS = st.text("abé", max_size=24)
-STOPS = st.lists(st.text("abé", min_size=1, max_size=4), max_size=3)
+LETTERS = st.text("abé€", max_size=24)
+SIZES = st.lists(st.integers(0, 4), max_size=12)
+STOPS = st.lists(st.text("abé€", min_size=1, max_size=4), max_size=3)
 
 
-@given(LETTERS, st.lists(st.integers(0, 4), max_size=12), STOPS)
-def test_streaming_equals_looking_at_every_character(text: str, sizes: list[int], stops: list[str]) -> None:
-    shown, stopped = streamed(text, sizes, stops)
-    assert ("".join(shown), stopped) == naive(text, stops)
+@given(LETTERS, SIZES, STOPS, st.integers(0, 6))
+@example("xabc", [1, 1, 1], ["abc"], 3)
+@example("abab", [1, 1, 1], ["ab", "abab"], 2)
+@example("é€é", [1, 1, 2, 2], ["€é"], 0)
+def test_streaming_equals_looking_at_every_character(
+    text: str, sizes: list[int], stops: list[str], inactive: int
+) -> None:
+    pieces = split(text, sizes)
+    shown, stopped = streamed(pieces, stops, inactive)
+    early = len(whole(b"".join(pieces[:inactive])))
+    assert ("".join(shown), stopped) == naive(text, stops, early)
 
 
-@given(LETTERS, st.lists(st.integers(0, 4), max_size=12), STOPS)
+@given(LETTERS, SIZES, SIZES, STOPS)
+def test_pieces_make_no_difference(text: str, sizes: list[int], others: list[int], stops: list[str]) -> None:
+    (a, stopped_a), (b, stopped_b) = (streamed(split(text, cut), stops) for cut in (sizes, others))
+    assert ("".join(a), stopped_a) == ("".join(b), stopped_b)
+
+
+@given(LETTERS, SIZES, STOPS)
 def test_what_is_shown_is_final_and_nothing_is_held_without_need(text: str, sizes: list[int], stops: list[str]) -> None:
-    """After each piece, what is held back is the beginning of some stop string."""
+    """After each piece, what is held back is the beginning of some stop string; `finish` gives it back."""
     final, _ = naive(text, stops)
-    pieces, at = [], 0
-    for size in [*sizes, len(text)]:
-        pieces.append(text[at : at + size])
-        at += size
-    stream = TextStream(detokenizer([piece.encode() for piece in pieces]), stops)
-    shown, fed = "", ""
+    pieces = split(text, sizes)
+    stream = TextStream(detokenizer(pieces), stops)
+    shown, fed = "", b""
     for i, piece in enumerate(pieces):
         more, stopped = stream.push(i, True)
         shown, fed = shown + more, fed + piece
@@ -97,39 +126,97 @@ def test_what_is_shown_is_final_and_nothing_is_held_without_need(text: str, size
         if stopped:
             assert shown == final
             return
-        held = fed[len(shown) :]
-        assert held == "" or any(stop.startswith(held) for stop in stops)
+        held = whole(fed).removeprefix(shown)
+        assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
+    assert shown + stream.finish() == final == text
+
+
+def test_finish_gives_back_what_was_held_and_half_a_character() -> None:
+    assert streamed([b"xEN", "€".encode()[:2]], ["END"]) == (["x", "", "EN\ufffd"], False)
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "shown"),
+    [
+        ("xabcd", ["abcd", "bc"], "xa"),  # complete first
+        ("xabc", ["bc", "abc"], "x"),  # complete together: the longest
+        ("aaab", ["aab"], "a"),  # a false start inside a beginning
+        ("ababac", ["abac"], "ab"),
+        ("x\n\nUser:", ["\n\n", "\n\nUser:"], "x"),
+    ],
+)
+def test_overlapping_stop_strings(text: str, stops: list[str], shown: str) -> None:
+    for sizes in ([1] * len(text), [len(text)], [2] * len(text)):
+        pieces, stopped = streamed(split(text, sizes), stops)
+        assert ("".join(pieces), stopped) == (shown, True)
 
 
 def test_a_stop_string_before_it_may_stop_is_text() -> None:
     """min_tokens: what was completed too early never counts, not even together with later characters."""
-    assert streamed("abab", [1, 1, 1, 1], ["ab"], inactive=2) == (["", "ab", "", ""], True)
-    assert streamed("ab-", [1, 1, 1], ["ab"], inactive=2) == (["", "ab", "-", "", ""], False)
+    assert streamed([b"a", b"b", b"a", b"b"], ["ab"], inactive=2) == (["", "ab", "", ""], True)
+    assert streamed([b"a", b"b", b"-"], ["ab"], inactive=2) == (["", "ab", "-", ""], False)
+    assert streamed([b"a", b"b", b"-"], ["ab", "longer"], inactive=2) == (["", "ab", "-", ""], False)
 
 
 def test_a_stop_string_across_the_border_counts() -> None:
-    assert streamed("xabc", [1, 1, 1, 1], ["abc"], inactive=3) == (["x", "", "", ""], True)
+    assert streamed([b"x", b"a", b"b", b"c"], ["abc"], inactive=3) == (["x", "", "", ""], True)
+
+
+LONG = "abEND" + "x" * 400
 
 
 def test_11_a_stop_string_at_the_front_of_a_long_block() -> None:
-    text = "abEND" + "x" * 400
-    assert streamed(text, [len(text)], ["END"]) == (["ab"], True)
+    assert streamed([LONG.encode()], ["END"]) == (["ab"], True)
 
 
 @pytest.mark.parametrize("stops", [(), ("zz",)])
 def test_text_without_the_stop_passes_through(stops: tuple[str, ...]) -> None:
-    shown, stopped = streamed("hello z world", [3, 3, 3], stops)
+    shown, stopped = streamed(split("hello z world", [3, 3, 3]), stops)
     assert "".join(shown) == "hello z world" and not stopped
 
 
-def test_planted_tail_window_is_caught() -> None:
-    """An engine that looks for stop strings only in the last few characters misses one in a long piece."""
+class TailWindow(TextStream):
+    """Looks for stop strings only in the last few characters."""
 
-    class Window(TextStream):
-        def _first_stop(self, text: str) -> int | None:
-            at = super()._first_stop(text[-8:])
-            return None if at is None else at + max(0, len(text) - 8)
+    def _first_stop(self, text: str) -> int | None:
+        at = super()._first_stop(text[-8:])
+        return None if at is None else at + max(0, len(text) - 8)
 
-    text = "abEND" + "x" * 400
-    stream = Window(detokenizer([text.encode()]), ["END"])
-    assert stream.push(0, True) != ("ab", True)
+
+class ListOrder(TextStream):
+    """Takes the first stop string of the list, not the one that is complete first."""
+
+    def _first_stop(self, text: str) -> int | None:
+        found = [text.find(stop) for stop in self._stops if stop in text]
+        return found[0] if found else None
+
+
+class HoldsNothing(TextStream):
+    """Shows every character at once."""
+
+    def _undecided(self, text: str) -> int:
+        return 0
+
+
+class HoldsTooMuch(TextStream):
+    """Keeps back as many characters as the longest stop string has, whatever they are."""
+
+    def _undecided(self, text: str) -> int:
+        return min(len(text), max(map(len, self._stops)) - 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "pieces", "stops"),
+    [
+        (TailWindow, [LONG.encode()], ["END"]),
+        (ListOrder, [b"xabcd"], ["abcd", "bc"]),
+        (HoldsNothing, [b"xa", b"b"], ["ab"]),
+        (HoldsTooMuch, [b"hello", b"."], ["END"]),
+    ],
+)
+def test_planted_faults_are_seen(wrong: type[TextStream], pieces: list[bytes], stops: list[str]) -> None:
+    streams = [kind(detokenizer(pieces), stops) for kind in (wrong, TextStream)]
+    shown = [[stream.push(i, True) for i in range(len(pieces))] for stream in streams]
+    assert shown[0] != shown[1]
+    final, stopped = naive(b"".join(pieces).decode(), stops)
+    assert stopped == shown[1][-1][1] and final.startswith("".join(text for text, _ in shown[1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Protocol, Self
 from tokenizers import Tokenizer
 
 from outpace.errors import ModelError, Unsupported
-from outpace.text.chat import ChatTemplate, Message, find_template
+from outpace.text.chat import ChatTemplate, Message, find_template, read_json
 from outpace.text.detokenizer import Detokenizer
 from outpace.text.token_bytes import bytes_reader
 
@@ -88,7 +87,7 @@ class TokenizerCodec:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise ModelError(f"Cannot read {path}: {error}. Download the file again.") from error
-        settings = _read(folder / "tokenizer_config.json")
+        settings = read_json(folder / "tokenizer_config.json")
         names = {name: _spelling(value) for name, value in settings.items() if name.endswith("_token")}
         special = {name: text for name, text in names.items() if text is not None}
         eos = _eos_ids(folder, tokenizer, special.get("eos_token"))
@@ -142,16 +141,6 @@ def _well_formed(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}. Download the file again.") from error
-    return values if isinstance(values, dict) else {}
-
-
 def _spelling(value: object) -> str | None:
     """A special token in tokenizer_config.json is a text, or an object around it."""
     if isinstance(value, dict):
@@ -161,9 +150,9 @@ def _spelling(value: object) -> str | None:
 
 def _eos_ids(folder: Path, tokenizer: Tokenizer, eos_token: str | None) -> frozenset[int]:
     """generation_config.json says what ends an answer, config.json where there is none; the tokenizer's own eos too."""
-    found = _read(folder / "generation_config.json").get("eos_token_id")
+    found = read_json(folder / "generation_config.json").get("eos_token_id")
     if found is None:
-        found = _read(folder / "config.json").get("eos_token_id")
+        found = read_json(folder / "config.json").get("eos_token_id")
     ids = {int(i) for i in (found if isinstance(found, list) else [found]) if i is not None}
     own = tokenizer.token_to_id(eos_token) if eos_token else None
     return frozenset(ids if own is None else ids | {own})

@@ -22,6 +22,4 @@ class Detokenizer:
 
     def finish(self) -> str:
         """What is left: U+FFFD for an unfinished character, else "". The next push begins a new text."""
-        rest = self._decoder.decode(b"", True)
-        self._decoder.reset()
-        return rest
+        return self._decoder.decode(b"", True)

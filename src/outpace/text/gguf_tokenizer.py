@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -53,7 +53,6 @@ _DIGITS = _Split(single_digits=True)
 _QWEN = _Split(_QWEN2, nfc=True)
 _LLAMA = _Split(_LLAMA3, ignore_merges=True, adds_bos=True)
 SPLITS: Mapping[str, _Split] = {
-    "default": _GPT2,
     "gpt-2": _GPT2,
     "phi-2": _GPT2,
     "olmo": _GPT2,
@@ -120,6 +119,7 @@ def build_tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
         split = _split_for(metadata)
         tokenizer, adds_bos = _byte_level(vocabulary, _merges(metadata), split), split.adds_bos
     elif kind == "llama":
+        vocabulary = replace(vocabulary, tokens=_respelled(vocabulary.tokens, vocabulary.types))
         tokenizer, adds_bos = _sentencepiece(vocabulary, metadata), True
     else:
         raise ModelError(
@@ -162,7 +162,7 @@ def _read_vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
     # Unused ids at the end only pad the embedding; the original tokenizer does not have them.
     while types and types[-1] == UNUSED:
         types.pop()
-    return _Vocabulary(_respelled(tokens[: len(types)], types), types, _roles(metadata, len(types)))
+    return _Vocabulary(tokens[: len(types)], types, _roles(metadata, len(types)))
 
 
 def _roles(metadata: Mapping[str, Any], size: int) -> dict[str, int]:
@@ -188,6 +188,7 @@ def _respelled(tokens: list[str], types: list[int]) -> list[str]:
 
 
 def _split_for(metadata: Mapping[str, Any]) -> _Split:
+    # Old files name none, or "default": neither says what the model was trained with.
     name = metadata.get("tokenizer.ggml.pre", "default")
     if name not in SPLITS:
         raise ModelError(

@@ -39,7 +39,7 @@ def bytes_reader(tokenizer: Tokenizer) -> tuple[Callable[[int], bytes], bool]:
         piece = tokenizer.id_to_token(token)
         return b"" if piece is None else spell(piece)
 
-    return bytes_of, "Strip" in kinds or "Metaspace" in kinds
+    return bytes_of, any(_strips_space(step) for step in steps)
 
 
 def _steps(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
@@ -54,6 +54,12 @@ def _steps(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
 
 def _replaces_space(steps: list[dict[str, Any]]) -> bool:
     return any(step.get("pattern") == {"String": SPACE} for step in steps)
+
+
+def _strips_space(step: dict[str, Any]) -> bool:
+    if step.get("type") == "Metaspace":
+        return step.get("prepend_scheme") != "never"
+    return step.get("type") == "Strip" and step.get("content") == " " and step.get("start") == 1
 
 
 def _byte_level(piece: str) -> bytes:

@@ -35,7 +35,7 @@ def compare_vocabularies(target: Codec, draft: Codec) -> VocabVerdict:
     differing = list(_differing(target, draft, special))
     renamed = [i for i in special if target.token_bytes(i) != draft.token_bytes(i)]
     if not differing:
-        text = f"The tokenizers agree on all {min(sizes) - len(renamed)} tokens."
+        text = f"The tokenizers agree on all {max(sizes) - len(renamed)} tokens."
         if renamed:
             text += f" {len(renamed)} special tokens differ, which does no harm."
         return VocabVerdict(True, 0, sizes, text)
