@@ -142,7 +142,9 @@ def _decide(machine: Machine, ready: Seq[Work], draft: Draft, logits: Tensor) ->
         for row in range(counts[s])
     ]
     laws = machine.pipeline.probs(logits, law_rows)
-    p = torch.nn.utils.rnn.pad_sequence(list(torch.split(laws, counts)), batch_first=True)
+    # One sequence needs no padding: at a vocabulary of 150k the copy would cost as much as the laws.
+    parts = list(torch.split(laws, counts))
+    p = laws.unsqueeze(0) if len(parts) == 1 else torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
     stops, extras = _accept(machine.rule, p, draft, [w.sequence for w in ready])
     emissions: dict[int, Emission] = {}
     first = 0
