@@ -9,7 +9,7 @@ from setuptools.errors import CompileError
 
 FOLDER = Path("src/outpace/kernels/native")
 X86 = platform.machine().lower() in ("x86_64", "amd64")
-COMMON = ["-O3", "-std=c++17", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+COMMON = ["-O3", "-g0", "-std=c++17", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
 # Each instruction set is one file with flags of its own; the rest is compiled for any machine of the platform.
 FLAGS = {
     "ops_v3.cpp": ["-march=x86-64-v3"],
