@@ -92,8 +92,9 @@ def test_json_holds_everything(outpace: Callable, fake) -> None:
     assert report["engine"]["context"] == 1000
 
 
-def test_stats_and_logprobs_as_text(outpace: Callable, fake) -> None:
-    result = outpace("generate", "m", "-p", "Hi", "--stats", "--logprobs", "1")
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_stats_and_logprobs_as_text(quiet: tuple[str, ...], outpace: Callable, fake) -> None:
+    result = outpace("generate", "m", "-p", "Hi", "--stats", "--logprobs", "1", *quiet)
     assert result.out == "hello world\n"
     assert "mean_acceptance_length" in result.err and "'h'" in result.err
 

@@ -45,6 +45,10 @@ class Console:
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
+    def detail(self, text: str) -> None:
+        """Tell what a flag asked for, even with --quiet."""
+        print(text, file=sys.stderr, flush=True)
+
     def error(self, text: str) -> None:
         """Report a failure: one paragraph, even with --quiet."""
         print(f"error: {printable(text)}", file=sys.stderr, flush=True)

@@ -108,4 +108,4 @@ def _after(answer: Answer, codec: Codec, args: Namespace, console: Console) -> N
         show_logprobs(answer, codec, console)
     if args.stats:
         for name, value in stats_dict(answer.stats).items():
-            console.note(f"  {name:<24} {value:.4f}" if isinstance(value, float) else f"  {name:<24} {value}")
+            console.detail(f"  {name:<24} {value:.4f}" if isinstance(value, float) else f"  {name:<24} {value}")

@@ -167,7 +167,7 @@ def show_logprobs(answer: Answer, codec: Codec, console: Console) -> None:
     """One line per token on stderr: the token, its log-probability, the alternatives."""
     for entry in answer.logprobs:
         others = "  ".join(f"{codec.token_text(token)!r} {value:.3f}" for token, value in entry.top)
-        console.note(f"{codec.token_text(entry.token)!r:<16} {entry.logprob:8.3f}   {others}")
+        console.detail(f"{codec.token_text(entry.token)!r:<16} {entry.logprob:8.3f}   {others}")
 
 
 def stats_dict(stats: RequestStats) -> dict[str, Any]:
