@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import gguf
 import numpy as np
@@ -260,3 +261,12 @@ def test_a_quantised_model_is_close_to_its_original(kind: str) -> None:
     pair = [text(model, TOKENS, [90]) for model in models]
     assert not torch.equal(*pair)
     assert (pair[0] - pair[1]).norm() < {"int8": 0.1, "int4": 0.8}[kind] * pair[0].norm()
+
+
+def test_calls_from_several_threads_take_turns() -> None:
+    """Two engines of one process share the pool and its buffers."""
+    model = decoder(native.isas()[0], "bfloat16")
+    expected = text(model, TOKENS, [30, 30, 30])
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda cuts: text(model, TOKENS, cuts), [[30, 30, 30], [7] * 12 + [6], [1] * 90] * 8))
+    assert all(torch.equal(logits, expected) for logits in found)

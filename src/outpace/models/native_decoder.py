@@ -84,8 +84,9 @@ class NativeDecoder:
             setattr(layer, name, self._floats(own[name], spec.norm_offset))
 
     def _grow_tables(self, positions: int) -> None:
-        """Cosines and sines [positions, head_dim / 2] float32 for every kind of rotation."""
-        self._tables, self._positions = [], positions
+        """Cosines and sines [positions, head_dim / 2] float32 for every kind of rotation. The smaller tables stay: a pass
+        of another engine may be reading them."""
+        self._positions = positions
         made: dict[RopeSpec, tuple[Tensor, Tensor]] = {}
         for i, layer in enumerate(self._layers):
             rope = self._spec.rope_of(i)

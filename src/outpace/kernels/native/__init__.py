@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sysconfig
+import threading
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def describe(weight: Weight, bias: Tensor | None = None) -> Matrix:
 
 
 class Native:
-    """A pool of threads with one instruction set. Not for use from two threads at once."""
+    """A pool of threads with one instruction set. Calls from several threads take turns: they share its buffers."""
 
     def __init__(self, library: ctypes.CDLL, threads: int, isa: str | None) -> None:
         self._library = library
@@ -130,6 +131,7 @@ class Native:
         if not self._context:
             raise Unsupported(f"This machine cannot run the {isa} kernels. It can run: {', '.join(isas())}.")
         self.threads = threads
+        self._turn = threading.Lock()
 
     @property
     def isa(self) -> str:
@@ -139,7 +141,9 @@ class Native:
 
     def forward(self, model: Model, work: Pass) -> None:
         """Run one pass. MemoryError if its buffers cannot be had."""
-        if self._library.outpace_forward(self._context, ctypes.byref(model), ctypes.byref(work)):
+        with self._turn:
+            failed = self._library.outpace_forward(self._context, ctypes.byref(model), ctypes.byref(work))
+        if failed:
             raise MemoryError(f"no memory for a forward pass of {work.rows} rows")
 
     def quantise(self, weight: Tensor, kind: str) -> Blocks:
@@ -150,7 +154,10 @@ class Native:
             raise ValueError(f"cannot make {kind} groups of {cols} columns")
         data = torch.empty(rows, cols // GROUP * GROUP_BYTES[kind], dtype=torch.uint8)
         matrix = describe(weight.contiguous())
-        if self._library.outpace_quantise(self._context, ctypes.byref(matrix), INTEGER_FORMATS[kind], data.data_ptr()):
+        number, out = INTEGER_FORMATS[kind], data.data_ptr()
+        with self._turn:
+            failed = self._library.outpace_quantise(self._context, ctypes.byref(matrix), number, out)
+        if failed:
             raise MemoryError("no memory to quantise")
         return Blocks(data, kind, cols)
 
@@ -159,7 +166,10 @@ class Native:
         x = x.contiguous()
         out = torch.empty(len(x), weight.shape[0])
         matrix = describe(weight, bias)
-        if self._library.outpace_linear(self._context, ctypes.byref(matrix), x.data_ptr(), len(x), out.data_ptr()):
+        pointers = x.data_ptr(), len(x), out.data_ptr()
+        with self._turn:
+            failed = self._library.outpace_linear(self._context, ctypes.byref(matrix), *pointers)
+        if failed:
             raise MemoryError(f"no memory for a product of {len(x)} rows")
         return out
 
