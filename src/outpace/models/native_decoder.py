@@ -84,9 +84,8 @@ class NativeDecoder:
             setattr(layer, name, self._floats(own[name], spec.norm_offset))
 
     def _grow_tables(self, positions: int) -> None:
-        """Cosines and sines [positions, head_dim / 2] float32 for every kind of rotation. The smaller tables stay: a pass
-        of another engine may be reading them."""
-        self._positions = positions
+        """Cosines and sines [positions, head_dim / 2] float32 for every kind of rotation. The smaller tables stay:
+        a pass of another engine may be reading them."""
         made: dict[RopeSpec, tuple[Tensor, Tensor]] = {}
         for i, layer in enumerate(self._layers):
             rope = self._spec.rope_of(i)
@@ -97,6 +96,7 @@ class NativeDecoder:
                 made[rope] = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
                 self._tables += made[rope]
             layer.cos, layer.sin = (table.data_ptr() for table in made[rope])
+        self._positions = positions
 
     @property
     def spec(self) -> DecoderSpec:
