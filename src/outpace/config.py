@@ -27,6 +27,12 @@ def _require(ok: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def stored_dtype(dtype: str) -> str:
+    """The dtype a setting stands for: "auto" is bfloat16. ConfigError for one that does not exist."""
+    _require(dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    return "bfloat16" if dtype == "auto" else dtype
+
+
 @dataclass(frozen=True)
 class _Config:
     @classmethod
@@ -67,7 +73,9 @@ class SpecConfig(_Config):
 
     @property
     def k(self) -> int:
-        """K, resolved."""
+        """K, resolved: 0 without a draft."""
+        if self.draft == "off":
+            return 0
         given = self.num_speculative_tokens
         return DEFAULT_K.get(self.draft, DEFAULT_MODEL_K) if given is None else given
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from outpace.cli.arguments import Parser
 from outpace.cli.console import Console
 from outpace.cli.session import read_plan
-from outpace.errors import ModelError
 
 if TYPE_CHECKING:
     from outpace.models.spec import DecoderSpec
@@ -73,16 +72,12 @@ def facts(name: str, spec: DecoderSpec, dtype: str, context: int | None) -> dict
 
 def _load(ref: str, dtype: str, console: Console) -> tuple[Path, DecoderSpec]:
     from outpace.models.spec import DecoderSpec
+    from outpace.weights.load import read_config
     from outpace.weights.resolve import resolve
 
     with console.progress() as progress:
         folder = resolve(ref, dtype, progress)
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise ModelError(f"Cannot read {str(path)!r}: {problem}. Is this the folder of a model?") from problem
-    return folder, DecoderSpec.from_hf(config)
+    return folder, DecoderSpec.from_hf(read_config(folder))
 
 
 def _compare(target: Path, draft: Path) -> VocabVerdict:

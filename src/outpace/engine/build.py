@@ -30,7 +30,6 @@ from outpace.weights.resolve import resolve
 
 Progress = Callable[[str, int, int], None]
 
-DRAFT_WORDS = ("off", "lookup")
 # Share of the memory still free after loading that the KV store may grow into, if nobody says otherwise.
 KV_SHARE = 0.8
 
@@ -132,10 +131,10 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
         context=context,
         weight_bytes=target.model.weight_bytes(),
         kv_bytes_per_token=target.row_bytes,
-        drafter=spec.draft if drafter is not None else "off",
+        drafter=spec.draft if spec.k else "off",
         draft_reason=reason,
         draft_weight_bytes=draft.model.weight_bytes() if draft else 0,
-        k=spec.k if drafter is not None else 0,
+        k=spec.k,
         load_seconds=time.perf_counter() - start,
     )
     return LoadedEngine(target, machine, limits, description)
@@ -184,7 +183,7 @@ def _draft_model(
 
 
 def _drafter(spec: SpecConfig, target: _Loaded, draft: _Loaded | None, rows: int | None) -> Drafter | None:
-    if spec.draft == "off" or spec.k == 0:
+    if spec.k == 0:
         return None
     if draft is None:
         return Lookup()

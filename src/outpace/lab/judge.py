@@ -11,35 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-
-from torch import Tensor
 
 from outpace.lab.compare import Verdict
-from outpace.models.base import ForwardBatch, LanguageModel, SeqRows
+from outpace.lab.reference import logits_after
+from outpace.models.base import LanguageModel
 from outpace.types import SamplingParams
 
-CHUNK = 512
 WIDE_ROWS = 8
 # Rounding of one pass is a sample of what rounding can do; a wider run may see a few times as much.
 SAFETY = 4.0
-
-
-def teacher_logits(model: LanguageModel, tokens: Sequence[int], last_rows: int) -> Tensor:
-    """Logits [V] after `tokens`, from an empty store, with `last_rows` rows in the last pass."""
-    store = model.new_store()
-    head = max(0, len(tokens) - last_rows)
-    cuts = [*range(0, head, CHUNK), head, len(tokens)]
-    logits = None
-    for start, stop in pairwise(cuts):
-        if start == stop:
-            continue
-        assert store.reserve(0, stop - start), "an unbounded store has room"
-        rows = SeqRows(0, tuple(tokens[start:stop]), start)
-        logits = model.forward(ForwardBatch([rows], [stop - start - 1]), store).logits[0]
-        store.commit(0, range(stop - start))
-    assert logits is not None, "teacher forcing needs at least one token"
-    return logits
 
 
 @dataclass(frozen=True)
@@ -61,7 +41,7 @@ class TeacherJudge:
         if not self.params.greedy or self.params.logit_bias or _penalised(self.params):
             return Verdict(False, f"token {at}: {a} and {b}; only plain greedy answers can be judged by their logits")
         prefix = [*prompt, *plain[:at]]
-        narrow, wide = (teacher_logits(self.model, prefix, rows) for rows in (1, WIDE_ROWS))
+        narrow, wide = (logits_after(self.model, prefix, rows) for rows in (1, WIDE_ROWS))
         gaps = [float(logits[a] - logits[b]) for logits in (narrow, wide)]
         losses = [float(logits.max() - logits[[a, b]].min()) for logits in (narrow, wide)]
         tolerance = SAFETY * float((narrow - wide).abs().max())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -12,14 +13,23 @@ from outpace.types import SamplingParams
 from outpace.verify.coupled import coupled_token
 
 PREFIX = 0  # the one sequence id of the throw-away stores
+CHUNK = 512
 
 
-def logits_after(model: LanguageModel, tokens: tuple[int, ...]) -> Tensor:
-    """Logits [1, V] of the token after `tokens`, from an empty store."""
+def logits_after(model: LanguageModel, tokens: Sequence[int], last_rows: int) -> Tensor:
+    """Logits [V] of the token after `tokens`, from an empty store, with `last_rows` rows in the last pass."""
     store = model.new_store()
-    assert store.reserve(PREFIX, len(tokens))
-    batch = ForwardBatch([SeqRows(PREFIX, tokens, 0)], [len(tokens) - 1])
-    return model.forward(batch, store).logits
+    head = max(0, len(tokens) - last_rows)
+    logits = None
+    for start, stop in pairwise([*range(0, head, CHUNK), head, len(tokens)]):
+        if start == stop:
+            continue
+        assert store.reserve(PREFIX, stop - start), "an unbounded store has room"
+        rows = SeqRows(PREFIX, tuple(tokens[start:stop]), start)
+        logits = model.forward(ForwardBatch([rows], [stop - start - 1]), store).logits[0]
+        store.commit(PREFIX, range(stop - start))
+    assert logits is not None, "there is nothing after no tokens"
+    return logits
 
 
 def decode(
@@ -34,8 +44,8 @@ def decode(
     prompt_len, ending = len(tokens), frozenset(stops)
     key = (params.seed or 0) % 2**64
     for _ in range(params.max_tokens):
-        logits = logits_after(model, tuple(tokens))
-        law = pipeline.probs(logits, [LawRow(params, tokens, prompt_len)])
+        logits = logits_after(model, tokens, len(tokens))
+        law = pipeline.probs(logits.unsqueeze(0), [LawRow(params, tokens, prompt_len)])
         token = coupled_token(law[0], key, len(tokens))
         tokens.append(token)
         yield token

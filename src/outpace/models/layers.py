@@ -51,18 +51,22 @@ def _yarn_frequencies(rope: RopeSpec, plain: Tensor, head_dim: int) -> Tensor:
     return plain / rope.factor * stretched + plain * (1 - stretched)
 
 
+def rotations(rope: RopeSpec, head_dim: int, positions: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every pair at positions 0..positions-1: [positions, head_dim / 2] float32 each."""
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope, head_dim)
+    return angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+
+
 class RopeTable:
     """Cosines and sines by position, computed in float32, kept in the model's dtype, grown when a position asks."""
 
     def __init__(self, rope: RopeSpec, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._frequencies = inverse_frequencies(rope, head_dim)
-        self._attention_factor = rope.attention_factor
+        self._rope, self._head_dim = rope, head_dim
         self._dtype, self._device = dtype, device
         self._table = self._build(FIRST_POSITIONS)
 
     def _build(self, positions: int) -> Tensor:
-        angles = torch.arange(positions, dtype=torch.float32)[:, None] * self._frequencies
-        cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
+        cos, sin = rotations(self._rope, self._head_dim, positions)
         # The first half of a head rotates against the second: its sine carries the sign.
         table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
         return table.unsqueeze(2).to(self._dtype).to(self._device)

@@ -14,7 +14,7 @@ from outpace.cache.base import KVStore
 from outpace.cache.slots import SlotStore
 from outpace.kernels import native
 from outpace.models.base import ForwardBatch, ForwardOutput, SeqRows
-from outpace.models.layers import ancestors, inverse_frequencies
+from outpace.models.layers import ancestors, rotations
 from outpace.models.spec import DecoderSpec, RopeSpec
 
 FIRST_POSITIONS = 1024
@@ -90,10 +90,7 @@ class NativeDecoder:
         for i, layer in enumerate(self._layers):
             rope = self._spec.rope_of(i)
             if rope not in made:
-                angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(
-                    rope, self._spec.head_dim
-                )
-                made[rope] = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+                made[rope] = rotations(rope, self._spec.head_dim, positions)
                 self._tables += made[rope]
             layer.cos, layer.sin = (table.data_ptr() for table in made[rope])
         self._positions = positions

@@ -26,7 +26,6 @@ from outpace.weights.safetensors import BLOCK_KINDS
 FORMAT_VERSION = 1  # raise it when a conversion would come out differently: it is part of the folder's name
 _CHUNK_VALUES = 1 << 20  # values decoded at a time: small enough for the CPU's cache, large enough for numpy
 _ALIGNMENT = 64  # of the first tensor, so that vector loads from the mapping do not straddle cache lines
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _SAFETENSORS_DTYPE = {torch.bfloat16: "BF16", torch.float32: "F32"}
 
 
@@ -103,9 +102,9 @@ def _stays(tensor: GGUFTensor, dtype: str) -> bool:
 
 def _stored_dtype(tensor: GGUFTensor, dtype: str) -> torch.dtype:
     """Of a tensor that is decoded. Beside kept blocks, vectors keep their full precision: they cost nothing."""
-    if dtype == "native":
-        return torch.float32 if len(tensor.shape) == 1 else torch.bfloat16
-    return _DTYPES[dtype]
+    if dtype == "native" and len(tensor.shape) == 1:
+        return torch.float32
+    return torch.float32 if dtype == "float32" else torch.bfloat16
 
 
 def _hf_names(file: GGUFFile, architecture: str) -> dict[str, GGUFTensor]:

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
+from outpace.config import stored_dtype
 from outpace.errors import ConfigError, ModelError
 from outpace.kernels.native import Blocks, Weight
 from outpace.models.spec import DecoderSpec
 from outpace.weights.names import canonical_name, ignored
 from outpace.weights.safetensors import block_kinds, read_tensors
 
-DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32, "native": None}
+# What tensors are converted to; None leaves them as they are stored.
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "native": None}
 
 
 def load_checkpoint(folder: Path, dtype: str, device: str) -> tuple[DecoderSpec, dict[str, Weight]]:
@@ -22,10 +24,10 @@ def load_checkpoint(folder: Path, dtype: str, device: str) -> tuple[DecoderSpec,
 
     dtype "auto" is bfloat16; "native" leaves every tensor as it is stored, GGUF blocks included (`Blocks`).
     On the CPU a tensor that already has the dtype stays mapped from the file: no copy, and no reading until it is used;
-    never write to it in place. ModelError: config.json or weights missing, damaged,
-    unsupported, or not the tensors the config describes. ConfigError: no such dtype or device.
+    never write to it in place. ModelError: config.json or weights missing, damaged, unsupported, or not the tensors the
+    config describes. ConfigError: no such dtype or device.
     """
-    target_dtype, target_device = _dtype(dtype), _device(device)
+    target_dtype, target_device = DTYPES[stored_dtype(dtype)], _device(device)
     spec = DecoderSpec.from_hf(read_config(folder))
     expected = spec.expected_tensors()
     weights: dict[str, Weight] = {}
@@ -62,16 +64,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _dtype(dtype: str) -> torch.dtype | None:
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    return DTYPES[dtype]
-
-
 def _device(device: str) -> torch.device:
     try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: torch built without CUDA
+        wanted, own = torch.device(device), torch.accelerator.current_accelerator()
+        if wanted.type != "cpu" and (own is None or own.type != wanted.type):
+            raise RuntimeError(f"this build of torch has no {wanted.type}")
+        return torch.empty(0, device=wanted).device
+    except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"device {device!r} cannot be used here: {reason}. Use 'cpu', or a device torch lists."

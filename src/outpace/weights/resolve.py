@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outpace.config import stored_dtype
 from outpace.errors import ConfigError, ModelError
 from outpace.weights import catalog
 from outpace.weights.convert import convert
 from outpace.weights.hub import HubReference, fetch_from_hub
 from outpace.weights.local import Progress
-
-DTYPES = {"auto": "bfloat16", "bfloat16": "bfloat16", "float32": "float32", "native": "native"}
 
 
 def resolve(ref: str, dtype: str, progress: Progress | None = None) -> Path:
@@ -24,12 +23,11 @@ def resolve(ref: str, dtype: str, progress: Progress | None = None) -> Path:
     dtype decides only how a .gguf is converted ("auto" is bfloat16). ModelError: nothing of the kind, with the nearest
     catalogue names. DownloadError: it exists and could not be fetched. ConfigError: no such dtype.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    stored = stored_dtype(dtype)
     if ref in [entry.name for entry in catalog.entries()]:
-        return convert(catalog.pull(ref, progress), DTYPES[dtype], progress)
+        return convert(catalog.pull(ref, progress), stored, progress)
     path = Path(ref).expanduser()
-    if dtype == "native" and not path.is_file() and not ref.partition("@")[0].endswith(".gguf"):
+    if stored == "native" and not path.is_file() and not ref.partition("@")[0].endswith(".gguf"):
         raise ConfigError(
             f"dtype 'native' runs a .gguf file's own blocks, and {ref!r} is none. Leave it out, or give a .gguf file or"
             " a catalogue name."
@@ -37,21 +35,21 @@ def resolve(ref: str, dtype: str, progress: Progress | None = None) -> Path:
     if ref and path.is_dir():  # for pathlib the empty text is the current folder
         return path
     if path.is_file():
-        return _from_file(path, dtype, progress)
+        return _from_file(path, stored, progress)
     reference = HubReference.parse(ref)
     if reference is None or (path.suffix == ".gguf" and reference.file is None):
         raise _not_found(ref)
     local = fetch_from_hub(reference)
-    return convert(local, DTYPES[dtype], progress) if reference.file else local
+    return convert(local, stored, progress) if reference.file else local
 
 
-def _from_file(path: Path, dtype: str, progress: Progress | None) -> Path:
+def _from_file(path: Path, stored: str, progress: Progress | None) -> Path:
     if path.suffix != ".gguf":
         raise ModelError(
             f"{path} is a file, but not a .gguf. Give a .gguf file, or the folder that holds config.json and the"
             " .safetensors files."
         )
-    return convert(path, DTYPES[dtype], progress)
+    return convert(path, stored, progress)
 
 
 def _not_found(ref: str) -> ModelError:
