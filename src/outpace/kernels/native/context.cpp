@@ -25,6 +25,18 @@ bool Context::reserve_scratch(int64_t floats) {
     return scratches.reserve(pool.threads() * scratch_bytes);
 }
 
+// The input of any matrix of so many columns, whatever its format.
+bool Context::reserve_encoded(int64_t rows, int64_t cols) {
+    int64_t blocks = (rows + BLOCK - 1) / BLOCK * BLOCK;
+    if (!encoded_buffer.reserve(std::max(ops->encoded_bytes(F32, blocks, cols), ops->encoded_bytes(BF16, blocks, cols)))) return false;
+    encoded = encoded_buffer.data;
+    return true;
+}
+
+bool Context::prepare_product(const Matrix *w, int64_t rows) {
+    return reserve_encoded(rows, w->cols) && reserve_scratch(rows * MAX_CHUNK_ROWS);
+}
+
 bool Context::prepare(const Model *m, const Pass *pass) {
     int64_t rows = pass->rows, attention = (int64_t)m->heads * m->head_dim;
     int64_t widths[] = {m->hidden, m->hidden, (m->heads + 2 * m->kv_heads) * (int64_t)m->head_dim, attention, m->ffn};
@@ -34,12 +46,10 @@ bool Context::prepare(const Model *m, const Pass *pass) {
     for (int i = 0; i < pass->sequences; i++)
         keys = std::max<int64_t>(keys, pass->sequence[i].first + pass->sequence[i].count);
     int64_t widest = std::max<int64_t>({m->hidden, attention, m->ffn});
-    int64_t blocks = (rows + BLOCK - 1) / BLOCK * BLOCK;
-    int64_t input = std::max(ops->encoded_bytes(F32, blocks, widest), ops->encoded_bytes(BF16, blocks, widest));
     int64_t work = std::max(rows * 2 * MAX_CHUNK_ROWS, keys * (m->heads / m->kv_heads));
     own_bytes = sizeof(int32_t) * line_floats(rows);
     size_t threads = pool.threads();
-    if (!rows_buffer.reserve(sizeof(float) * floats) || !encoded_buffer.reserve(input) ||
+    if (!rows_buffer.reserve(sizeof(float) * floats) || !reserve_encoded(rows, widest) ||
         !places_buffer.reserve(sizeof(RowPlace) * rows) || !reserve_scratch(work) ||
         !owns.reserve(threads * own_bytes))
         return false;
@@ -48,7 +58,6 @@ bool Context::prepare(const Model *m, const Pass *pass) {
         *starts[i] = at;
         at += line_floats(rows * widths[i]);
     }
-    encoded = encoded_buffer.data;
     places = (RowPlace *)places_buffer.data;
     RowPlace *place = places;
     for (int i = 0; i < pass->sequences; i++)
@@ -102,25 +111,6 @@ void quantise_task(void *context, int64_t row, int thread) {
     c->ctx->ops->quantise_row(c->format, x, m->cols, c->to + row * row_bytes(c->format, m->cols));
 }
 
-struct LinearCall {
-    Context *ctx;
-    const Matrix *w;
-    const void *x;
-    int64_t rows;
-    float *y;
-};
-
-enum { LINEAR_CHUNK = 32 };
-
-void linear_task(void *context, int64_t index, int) {
-    const LinearCall *c = (const LinearCall *)context;
-    int64_t first = index * LINEAR_CHUNK, last = std::min<int64_t>(first + LINEAR_CHUNK, c->w->rows);
-    c->ctx->ops->linear(c->w, first, last, c->x, c->rows, c->y, c->w->rows);
-    if (c->w->bias)
-        for (int64_t r = 0; r < c->rows; r++)
-            for (int64_t n = first; n < last; n++) c->y[r * c->w->rows + n] += c->w->bias[n];
-}
-
 }  // namespace
 
 Context *outpace_open(int threads, const char *isa) {
@@ -146,16 +136,6 @@ const char *outpace_isas(void) {
             strcat(names, all[i].ops->name);
         }
     return names;
-}
-
-int outpace_linear(Context *ctx, const Matrix *w, const float *x, int64_t rows, float *y) {
-    Buffer encoded;
-    int64_t blocks = (rows + BLOCK - 1) / BLOCK * BLOCK;
-    if (!encoded.reserve(ctx->ops->encoded_bytes(w->format, blocks, w->cols))) return 1;
-    ctx->ops->encode(w->format, x, rows, w->cols, encoded.data);
-    LinearCall call = {ctx, w, encoded.data, rows, y};
-    ctx->pool.run((w->rows + LINEAR_CHUNK - 1) / LINEAR_CHUNK, linear_task, &call);
-    return 0;
 }
 
 int outpace_quantise(Context *ctx, const Matrix *from, int format, void *to) {

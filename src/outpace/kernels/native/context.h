@@ -23,6 +23,8 @@ struct Context {
     Context(int threads, const Ops *ops) : pool(threads), ops(ops) {}
     // Size the buffers and find each row's sequence. False without memory.
     bool prepare(const Model *m, const Pass *pass);
+    // The same for one product outside of a pass.
+    bool prepare_product(const Matrix *w, int64_t rows);
     bool reserve_scratch(int64_t floats);
     float *scratch(int thread) { return (float *)(scratches.data + thread * scratch_bytes); }
     int32_t *own(int thread) { return (int32_t *)(owns.data + thread * own_bytes); }
@@ -34,6 +36,8 @@ struct Context {
     RowPlace *places;                            // [rows]
 
   private:
+    bool reserve_encoded(int64_t rows, int64_t cols);
+
     Buffer rows_buffer, encoded_buffer, places_buffer, scratches, owns;
     size_t scratch_bytes = 0, own_bytes = 0;
 };

@@ -291,3 +291,10 @@ int outpace_forward(Context *ctx, const Model *m, const Pass *pass) {
     if (pass->logit_rows) project(ctx, m, pass);
     return 0;
 }
+
+int outpace_linear(Context *ctx, const Matrix *w, const float *x, int64_t rows, float *y) {
+    if (!ctx->prepare_product(w, rows)) return 1;
+    encode(ctx, w, x, rows);
+    run(ctx, {{product(ctx, w, ctx->encoded, rows, y, w->rows)}, 1});
+    return 0;
+}
