@@ -11,7 +11,7 @@ import pytest
 from outpace.cli.main import VERBS
 
 HEAVY = ("torch", "transformers", "numpy", "tokenizers", "rich", "huggingface_hub")
-COMMANDS = [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)]
+COMMANDS = [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS), ["bench", "kernels", "--help"]]
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:

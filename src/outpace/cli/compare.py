@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from argparse import Namespace
 from importlib.resources import files
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from outpace.cli import report
 from outpace.cli.arguments import Parser
 from outpace.cli.console import Console
-from outpace.cli.env import machine_facts
 from outpace.cli.generate import read_text
 from outpace.cli.session import Plan, encode_prompt, opened, read_plan
 from outpace.cli.settings import ENGINE, SAMPLING, SPEC
@@ -54,7 +52,7 @@ def run(args: Namespace, console: Console) -> int:
         result = _measure(engine, cases, args, console)
         facts = circumstances(engine.description, plan, args.repeats, len(cases))
     if args.json:
-        console.data(json.dumps({"circumstances": facts, **result.as_dict()}, ensure_ascii=False, indent=2))
+        console.data(report.as_json(result.as_dict(), facts))
     else:
         report.show_summary(result, facts)
     if args.out:
@@ -90,7 +88,7 @@ def circumstances(about: EngineDescription, plan: Plan, repeats: int, prompts: i
         "pairs_per_prompt": repeats,
         "sampling": {"max_tokens": LONGEST_ANSWER, **plan.sampling},
     }
-    return {"date": datetime.date.today().isoformat(), **settings, "machine": machine_facts()}
+    return report.dated(settings)
 
 
 def _json_prompt(path: str, number: int, line: str) -> dict[str, str]:

@@ -22,10 +22,13 @@ VERBS = {
     "generate": "answer one prompt",
     "chat": "talk to a model",
     "compare": "plain and speculative decoding side by side: same text, how much faster",
+    "bench": "measure this machine and what a pass costs on it: `outpace bench kernels`",
     "inspect": "sizes, memory, and whether a draft model fits",
     "models": "the catalogue, and what is downloaded",
     "env": "facts about this machine for a bug report",
 }
+# Commands of several: the next word names one, `bench kernels` is cli/bench_kernels.py, and cli/bench.py lists them.
+GROUPS = ("bench",)
 INTERRUPTED = 130
 
 
@@ -71,8 +74,12 @@ def _dispatch(words: list[str], console: Console) -> int:
     if verb not in VERBS:
         kind = "option" if verb.startswith("-") else "command"
         raise UsageError(f"unknown {kind} {verb!r}.{nearest(verb, VERBS)} Commands: {', '.join(VERBS)}.")
-    module = importlib.import_module(f"outpace.cli.{verb}")
-    parser = Parser(verb, VERBS[verb].capitalize() + ".", "--help-all" in rest)
+    module, title = importlib.import_module(f"outpace.cli.{verb}"), VERBS[verb]
+    if verb in GROUPS and rest and not rest[0].startswith("-"):
+        title = module.summary(rest[0])
+        module = importlib.import_module(f"outpace.cli.{verb}_{rest[0]}")
+        verb, rest = f"{verb} {rest[0]}", rest[1:]
+    parser = Parser(verb, title[0].upper() + title[1:] + ".", "--help-all" in rest)
     module.configure(parser)
     args = parser.read(rest)
     _quieten(console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import statistics
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outpace.cli.env import machine_facts
 from outpace.errors import UsageError
 from outpace.lab.compare import PLAIN, CaseResult, Comparison, Difference, Spread
 from outpace.lab.diff import diff_texts, side_by_side, unified
@@ -24,7 +26,7 @@ def show_case(result: CaseResult, full: bool) -> None:
     """Both answers in two columns, and one line saying whether they are the same and how fast they came."""
     from rich.text import Text
 
-    out = _stdout()
+    out = stdout()
     plain, speculative = result.plain[0].text, result.speculative[0].text
     diff = diff_texts(plain, speculative)
     labels = (f"plain, {_speed(result.plain)}", f"speculative, {_speed(result.speculative)}")
@@ -39,7 +41,7 @@ def show_case(result: CaseResult, full: bool) -> None:
 
 def show_summary(result: Comparison, facts: Mapping[str, Any]) -> None:
     """The figures of the whole comparison."""
-    out = _stdout()
+    out = stdout()
     out.rule("result", align="left")
     for line in summary_lines(result, facts):
         out.print(line, markup=False, highlight=False)
@@ -84,17 +86,40 @@ def explain(difference: Difference) -> str:
 
 def write(folder: Path, result: Comparison, facts: Mapping[str, Any]) -> list[Path]:
     """Write compare-MODEL-DRAFT.md and .json into `folder`, made if need be. Raises UsageError if it cannot."""
-    name = "-".join(re.sub(r"[^\w.]+", "-", Path(str(facts[key])).name).lower() for key in ("model", "draft"))
-    content = {
-        ".md": markdown(result, facts),
-        ".json": json.dumps({"circumstances": facts, **result.as_dict()}, ensure_ascii=False, indent=2) + "\n",
-    }
+    content = {".md": markdown(result, facts), ".json": as_json(result.as_dict(), facts) + "\n"}
+    return write_files(folder, file_name("compare", facts["model"], facts["draft"]), content)
+
+
+def dated(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The circumstances of a measurement: its settings, between the date and the machine."""
+    return {"date": datetime.date.today().isoformat(), **settings, "machine": machine_facts()}
+
+
+def measured_on(facts: Mapping[str, Any]) -> str:
+    """The sentence that opens a page of results; facts from `dated`, with threads and kernels."""
+    machine = facts["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, {facts['threads']} threads, kernels {facts['kernels']}"
+    return f"Measured {facts['date']} on {where}, torch {machine['torch']}."
+
+
+def as_json(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """A result behind its circumstances."""
+    return json.dumps({"circumstances": facts, **result}, ensure_ascii=False, indent=2)
+
+
+def file_name(*parts: object) -> str:
+    """Lower-case words with hyphens; of a path only its last part."""
+    return "-".join(re.sub(r"[^\w.]+", "-", Path(str(part)).name).lower() for part in parts)
+
+
+def write_files(folder: Path, name: str, content: Mapping[str, str | bytes]) -> list[Path]:
+    """Write name + suffix for every suffix, into a folder made if need be. Raises UsageError if it cannot."""
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for suffix, text in content.items():
-            paths.append(folder / f"compare-{name}{suffix}")
-            paths[-1].write_text(text, encoding="utf-8")
+        for suffix, data in content.items():
+            paths.append(folder / f"{name}{suffix}")
+            paths[-1].write_bytes(data if isinstance(data, bytes) else data.encode("utf-8"))
     except OSError as problem:
         raise UsageError(f"Cannot write the result to {str(folder)!r}: {problem.strerror}.") from problem
     return paths
@@ -102,11 +127,8 @@ def write(folder: Path, result: Comparison, facts: Mapping[str, Any]) -> list[Pa
 
 def markdown(result: Comparison, facts: Mapping[str, Any]) -> str:
     """A page with circumstances, summary and one row per prompt."""
-    machine = facts["machine"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, {facts['threads']} threads, kernels {facts['kernels']}, torch"
-    where += f" {machine['torch']}"
     lines = [f"# {facts['model']} with draft {facts['draft']} (K {facts['k']}, {facts['dtype']})", ""]
-    lines += [f"Measured {facts['date']} on {where}.", "", "```", *summary_lines(result, facts), "```", ""]
+    lines += [measured_on(facts), "", "```", *summary_lines(result, facts), "```", ""]
     lines += ["| prompt | kind | tokens | plain tok/s | speculative tok/s | speedup | same text |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for case in result.cases:
@@ -121,7 +143,8 @@ def markdown(result: Comparison, facts: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _stdout() -> RichConsole:
+def stdout() -> RichConsole:
+    """Tables and rules go here: as wide as the terminal, or a fixed width."""
     from rich.console import Console as RichConsole
 
     terminal = sys.stdout.isatty()

@@ -85,6 +85,11 @@ class LanguageModel(Protocol):
         """Bytes of all weights in memory."""
         ...
 
+    def pass_bytes(self) -> int:
+        """Bytes of weights that a narrow pass reads: not an embedding table beside another output matrix, of which
+        it takes a few rows."""
+        ...
+
     def new_store(self, max_bytes: int | None = None) -> KVStore:
         """An empty store shaped for this model. max_bytes None: bounded only by memory."""
         ...

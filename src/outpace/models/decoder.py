@@ -83,6 +83,10 @@ class Decoder:
         head = 0 if self._head is self._embed else self._head.nbytes
         return self._embed.nbytes + head + self._final_norm.nbytes + sum(w.nbytes() for w in self._layers)
 
+    def pass_bytes(self) -> int:
+        """Bytes of weights that a narrow pass reads: not an embedding table beside another output matrix."""
+        return self.weight_bytes() - (0 if self._head is self._embed else self._embed.nbytes)
+
     def new_store(self, max_bytes: int | None = None) -> KVStore:
         """An empty store shaped for this model, bounded by max_bytes if given."""
         spec = self._spec

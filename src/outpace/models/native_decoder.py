@@ -124,6 +124,10 @@ class NativeDecoder:
         """Bytes of all weights; a tied output projection counts once."""
         return self._weight_bytes
 
+    def pass_bytes(self) -> int:
+        """Bytes of weights that a narrow pass reads: not an embedding table beside another output matrix."""
+        return self._weight_bytes - (0 if self._spec.tied else self._held[0].nbytes)
+
     def new_store(self, max_bytes: int | None = None) -> KVStore:
         """An empty store shaped for this model, bounded by max_bytes if given."""
         spec = self._spec

@@ -6,7 +6,7 @@ import ctypes
 import sysconfig
 import threading
 from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -173,6 +173,24 @@ class Native:
             raise MemoryError(f"no memory for a product of {len(x)} rows")
         return out
 
+    def measure_read(self, data: Tensor) -> int:
+        """Read contiguous data, whose bytes are a multiple of 8: the sum of its 64-bit words modulo 2^64."""
+        with self._turn:
+            return int(self._library.outpace_measure_read(self._context, data.data_ptr(), data.nbytes))
+
+    def measure_copy(self, to: Tensor, data: Tensor) -> None:
+        """Copy contiguous data to a tensor of its size."""
+        if to.nbytes != data.nbytes:
+            raise ValueError(f"cannot copy {data.nbytes} bytes to {to.nbytes}")
+        with self._turn:
+            self._library.outpace_measure_copy(self._context, to.data_ptr(), data.data_ptr(), data.nbytes)
+
+    def measure_multiply(self, dtype: torch.dtype, tasks: int) -> int:
+        """Run `tasks` tasks that only multiply and add, in registers: how many multiply-adds that was. 0 for bfloat16
+        where the instruction set has no unit for its dot products."""
+        with self._turn:
+            return int(self._library.outpace_measure_multiply(self._context, FORMATS[dtype], tasks))
+
     def __del__(self) -> None:
         if getattr(self, "_context", None):
             self._library.outpace_close(self._context)
@@ -223,4 +241,10 @@ def _library() -> ctypes.CDLL | None:
     library.outpace_forward.argtypes = [c_void_p, POINTER(Model), POINTER(Pass)]
     library.outpace_quantise.argtypes = [c_void_p, POINTER(Matrix), c_int32, c_void_p]
     library.outpace_linear.argtypes = [c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p]
+    library.outpace_measure_read.restype = c_uint64
+    library.outpace_measure_read.argtypes = [c_void_p, c_void_p, c_int64]
+    library.outpace_measure_copy.restype = None
+    library.outpace_measure_copy.argtypes = [c_void_p, c_void_p, c_void_p, c_int64]
+    library.outpace_measure_multiply.restype = c_int64
+    library.outpace_measure_multiply.argtypes = [c_void_p, c_int32, c_int64]
     return library

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
 #include <new>
 
 Buffer::~Buffer() { free(data); }
@@ -111,6 +112,35 @@ void quantise_task(void *context, int64_t row, int thread) {
     c->ctx->ops->quantise_row(c->format, x, m->cols, c->to + row * row_bytes(c->format, m->cols));
 }
 
+struct MeasureCall {
+    Context *ctx;
+    const char *from;
+    char *to;
+    int64_t bytes;
+    int format;
+    std::atomic<uint64_t> sum{0};
+    std::atomic<int64_t> done{0};
+
+    int64_t left(int64_t task) const { return std::min<int64_t>(MEASURE_BYTES, bytes - task * MEASURE_BYTES); }
+    int64_t tasks() const { return (bytes + MEASURE_BYTES - 1) / MEASURE_BYTES; }
+};
+
+void read_task(void *context, int64_t index, int) {
+    MeasureCall *c = (MeasureCall *)context;
+    const char *from = c->from + index * MEASURE_BYTES;
+    c->sum += c->ctx->ops->measure_read((const uint64_t *)from, c->left(index) / (int64_t)sizeof(uint64_t));
+}
+
+void copy_task(void *context, int64_t index, int) {
+    const MeasureCall *c = (const MeasureCall *)context;
+    memcpy(c->to + index * MEASURE_BYTES, c->from + index * MEASURE_BYTES, c->left(index));
+}
+
+void multiply_task(void *context, int64_t, int) {
+    MeasureCall *c = (MeasureCall *)context;
+    c->done += (int64_t)c->ctx->ops->measure_multiply(c->format, MEASURE_ROUNDS);
+}
+
 }  // namespace
 
 Context *outpace_open(int threads, const char *isa) {
@@ -143,4 +173,21 @@ int outpace_quantise(Context *ctx, const Matrix *from, int format, void *to) {
     QuantiseCall call = {ctx, from, format, (uint8_t *)to};
     ctx->pool.run(from->rows, quantise_task, &call);
     return 0;
+}
+
+uint64_t outpace_measure_read(Context *ctx, const void *data, int64_t bytes) {
+    MeasureCall call = {ctx, (const char *)data, nullptr, bytes, F32};
+    ctx->pool.run(call.tasks(), read_task, &call);
+    return call.sum;
+}
+
+void outpace_measure_copy(Context *ctx, void *to, const void *from, int64_t bytes) {
+    MeasureCall call = {ctx, (const char *)from, (char *)to, bytes, F32};
+    ctx->pool.run(call.tasks(), copy_task, &call);
+}
+
+int64_t outpace_measure_multiply(Context *ctx, int format, int64_t tasks) {
+    MeasureCall call = {ctx, nullptr, nullptr, 0, format};
+    ctx->pool.run(tasks, multiply_task, &call);
+    return call.done;
 }

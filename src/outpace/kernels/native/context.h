@@ -44,6 +44,8 @@ struct Context {
 
 // Largest number of outputs of one task, per activation row (see forward.cpp).
 enum { MAX_CHUNK_ROWS = 128 };
+// Sizes of the tasks of a measurement: long beside the taking of a task, and within what a float counts exactly.
+enum { MEASURE_BYTES = 256 * 1024, MEASURE_ROUNDS = 1 << 16 };
 
 extern "C" {
 // threads >= 1; isa: a name from outpace_isas, or null for the best one of this machine. Null if it cannot run here.
@@ -58,4 +60,10 @@ int outpace_forward(Context *ctx, const Model *m, const Pass *pass);
 int outpace_quantise(Context *ctx, const Matrix *from, int format, void *to);
 // y [rows][w->rows] = x [rows][w->cols] w^T + bias, for tests and the bench.
 int outpace_linear(Context *ctx, const Matrix *w, const float *x, int64_t rows, float *y);
+// Sum of the 64-bit words at `data`, modulo 2^64. `bytes` is a multiple of 8.
+uint64_t outpace_measure_read(Context *ctx, const void *data, int64_t bytes);
+void outpace_measure_copy(Context *ctx, void *to, const void *from, int64_t bytes);
+// Multiply-adds done by `tasks` tasks of MEASURE_ROUNDS rounds, in registers: of float32, or of bfloat16 where the
+// instruction set has a unit for its dot products, else 0.
+int64_t outpace_measure_multiply(Context *ctx, int format, int64_t tasks);
 }

@@ -26,6 +26,9 @@ struct Ops {
     void (*rotate)(float *x, const float *cos, const float *sin, int64_t half);
     void (*gate)(int activation, const float *gate, const float *up, int64_t n, float *out);
     void (*attend)(const AttendArgs *args);
+    // For the bench, see measure.inc.
+    uint64_t (*measure_read)(const uint64_t *words, int64_t count);
+    double (*measure_multiply)(int format, int64_t rounds);
 };
 
 // Rows per block of an encoding: what one tile of a matrix unit holds.
