@@ -196,49 +196,48 @@ def test_block_formats_are_those_of_gguf_to_the_bit(isa: str, kind: str) -> None
 
 @ISAS
 @KINDS
-def test_block_products_are_right_and_row_invariant(isa: str, kind: str) -> None:
-    blocks, x = random_blocks(kind, 35, 768), noise(23, 768)
-    exact = (
-        x.double()
-        @ torch.from_numpy(
-            gguf.quants.dequantize(blocks.data.numpy(), gguf.GGMLQuantizationType[kind]).reshape(35, 768)
-        )
-        .double()
-        .T
-    )
+@pytest.mark.parametrize("cols", [768, 416])
+def test_block_products_are_right_and_row_invariant(isa: str, kind: str, cols: int) -> None:
+    """416 columns leave the last eight blocks incomplete."""
+    if cols % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
+        cols = 512
+    blocks, x = random_blocks(kind, 35, cols), noise(23, cols)
+    x[1, 64:96], x[2, 5], x[3] = 0, 3e4, x[3] * 1e-30
+    values = gguf.quants.dequantize(blocks.data.numpy(), gguf.GGMLQuantizationType[kind]).reshape(35, cols)
+    exact = x.double() @ torch.from_numpy(values).double().T
     whole = native.open_native(2, isa).linear(x, blocks)
-    assert (whole - exact).abs().max() <= 1e-6 * exact.abs().max() * 20
+    assert ((whole - exact).abs().amax(1) <= 2e-4 * exact.abs().amax(1)).all()
     for first, last in ((0, 1), (3, 5), (7, 12), (1, 23)):
         assert torch.equal(native.open_native(1, isa).linear(x[first:last], blocks), whole[first:last])
 
 
+@ISAS
+@KINDS
+def test_what_is_not_finite_shows(isa: str, kind: str) -> None:
+    """An overflow in one row must not hide behind integers, nor reach the next row."""
+    x = torch.ones(3, 512)
+    x[1, 7] = float("inf")
+    found = native.open_native(1, isa).linear(x, random_blocks(kind, 5, 512)).isnan()
+    assert found[1].all() and not found[[0, 2]].any()
+
+
 # ---- integers, for drafters ----
 
-INTEGERS = pytest.mark.parametrize("kind", native.INTEGER_FORMATS)
-RANGE = {"int8": 127, "int4": 7}
-
-
-def to_integers(x: Tensor, range: int) -> Tensor:
-    """Every group of 64 columns to the nearest of -range..range steps, and back."""
-    groups = x.float().unflatten(-1, (-1, native.GROUP))
-    most = groups.abs().amax(-1, keepdim=True)
-    return ((groups * (range / most.clamp(min=1e-30))).round() * (most / range)).flatten(-2)
+INTEGERS = pytest.mark.parametrize("kind", native.QUANTISED)
 
 
 @ISAS
 @INTEGERS
-def test_integer_products_are_those_of_rounded_weights_and_activations(isa: str, kind: str) -> None:
-    weight, x = noise(35, 320), noise(23, 320, seed=1)
+def test_quantised_weights_are_those_of_gguf(isa: str, kind: str) -> None:
+    weight = noise(35, 320)
     weight[3] = 0
-    kernels = native.open_native(2, isa)
-    rounded = kernels.quantise(weight, kind)
-    assert rounded.shape == (35, 320) and rounded.nbytes == 35 * 5 * native.GROUP_BYTES[kind]
-    exact = to_integers(x, 127).double() @ to_integers(weight, RANGE[kind]).double().T
-    got = kernels.linear(x, rounded)
-    tolerance = 1e-4 * exact.norm()
-    assert (got - exact).norm() < tolerance < (got - x.double() @ weight.double().T).norm()
-    for first, last in ((0, 1), (3, 5), (7, 12), (1, 23)):
-        assert torch.equal(native.open_native(1, isa).linear(x[first:last], rounded), got[first:last])
+    weight[4, :32] *= 1e-5  # scales among the subnormal half numbers
+    weight[5, 40] = 1e4
+    made = native.QUANTISED[kind]
+    blocks = native.open_native(2, isa).quantise(weight, kind)
+    expected = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[made])
+    assert blocks.kind == made and blocks.shape == (35, 320)
+    assert torch.equal(blocks.data, torch.from_numpy(expected))
 
 
 @ISAS

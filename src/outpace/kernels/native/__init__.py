@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 from outpace.errors import Unsupported
@@ -20,11 +21,9 @@ LIBRARY = "_native"
 FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 # GGUF block formats, by ggml's names and numbers (abi.h).
 BLOCK_FORMATS = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
-# Formats that `quantise` makes: their numbers, and bytes per group of columns (integer.inc).
-INTEGER_FORMATS = {"int8": 100, "int4": 101}
-GROUP = 64
-GROUP_BYTES = {"int8": 68, "int4": 36}
-ALL_BLOCKS = BLOCK_FORMATS | INTEGER_FORMATS
+# What `quantise` makes of dense weights: 8.5 and 4.5 bits each, GROUP columns to a scale.
+QUANTISED = {"int8": "Q8_0", "int4": "Q4_0"}
+GROUP = 32
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 
 
@@ -91,8 +90,7 @@ class Pass(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix [rows, cols] in a GGUF block format, data [rows, bytes per row] uint8 as in the file, or in one of the
-    integer formats."""
+    """A matrix [rows, cols] in a GGUF block format, data [rows, bytes per row] uint8 as in the file."""
 
     data: Tensor
     kind: str
@@ -118,7 +116,7 @@ def describe(weight: Weight, bias: Tensor | None = None) -> Matrix:
     if not data.is_contiguous() or (bias is not None and bias.dtype != torch.float32):
         raise ValueError("native kernels read contiguous weights and float32 biases")
     rows, cols = weight.shape
-    number = ALL_BLOCKS[weight.kind] if isinstance(weight, Blocks) else FORMATS[weight.dtype]
+    number = BLOCK_FORMATS[weight.kind] if isinstance(weight, Blocks) else FORMATS[weight.dtype]
     return Matrix(data.data_ptr(), None if bias is None else bias.data_ptr(), rows, cols, number, 0)
 
 
@@ -147,19 +145,21 @@ class Native:
             raise MemoryError(f"no memory for a forward pass of {work.rows} rows")
 
     def quantise(self, weight: Tensor, kind: str) -> Blocks:
-        """weight [rows, cols], cols a multiple of GROUP, rounded to int8 or int4 with one scale per group. Products
-        with it round the activations to 8 bits too: for drafters, whose every token is verified."""
+        """weight [rows, cols], cols a multiple of GROUP, rounded to nearest: "int8" gives Q8_0 blocks, "int4" Q4_0.
+        For drafters, whose every token is verified."""
         rows, cols = weight.shape
-        if cols % GROUP or kind not in INTEGER_FORMATS:
+        if cols % GROUP or kind not in QUANTISED:
             raise ValueError(f"cannot make {kind} groups of {cols} columns")
-        data = torch.empty(rows, cols // GROUP * GROUP_BYTES[kind], dtype=torch.uint8)
+        made = QUANTISED[kind]
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[made]]
+        data = torch.empty(rows, cols // block * size, dtype=torch.uint8)
         matrix = describe(weight.contiguous())
-        number, out = INTEGER_FORMATS[kind], data.data_ptr()
+        number, out = BLOCK_FORMATS[made], data.data_ptr()
         with self._turn:
             failed = self._library.outpace_quantise(self._context, ctypes.byref(matrix), number, out)
         if failed:
             raise MemoryError("no memory to quantise")
-        return Blocks(data, kind, cols)
+        return Blocks(data, made, cols)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """x [T, inputs] float32, weight [outputs, inputs] -> [T, outputs] float32."""

@@ -6,8 +6,8 @@
 #pragma once
 #include <stdint.h>
 
-// The numbers of GGUF's block formats are ggml's own. INT8 and INT4 are ours (integer.inc).
-enum Format { F32 = 0, BF16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, INT8 = 100, INT4 = 101 };
+// The numbers of GGUF's block formats are ggml's own.
+enum Format { F32 = 0, BF16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
 
 static inline int64_t row_bytes(int format, int64_t cols) {
     switch (format) {
@@ -19,8 +19,6 @@ static inline int64_t row_bytes(int format, int64_t cols) {
         case Q4_K: return cols / 256 * 144;
         case Q5_K: return cols / 256 * 176;
         case Q6_K: return cols / 256 * 210;
-        case INT8: return cols / 64 * 68;
-        case INT4: return cols / 64 * 36;
         default: return cols * 4;
     }
 }

@@ -29,7 +29,9 @@ bool Context::reserve_scratch(int64_t floats) {
 // The input of any matrix of so many columns, whatever its format.
 bool Context::reserve_encoded(int64_t rows, int64_t cols) {
     int64_t blocks = (rows + BLOCK - 1) / BLOCK * BLOCK;
-    if (!encoded_buffer.reserve(std::max(ops->encoded_bytes(F32, blocks, cols), ops->encoded_bytes(BF16, blocks, cols)))) return false;
+    int64_t bytes = 0;
+    for (int format : {F32, BF16, Q8_0}) bytes = std::max(bytes, ops->encoded_bytes(format, blocks, cols));
+    if (!encoded_buffer.reserve(bytes)) return false;
     encoded = encoded_buffer.data;
     return true;
 }

@@ -56,7 +56,7 @@ const char *outpace_isa(const Context *ctx);
 const char *outpace_isas(void);
 // 0 = done, 1 = out of memory.
 int outpace_forward(Context *ctx, const Model *m, const Pass *pass);
-// Format INT8 or INT4 from a float32 or bfloat16 matrix whose columns are a multiple of 64. As above.
+// Format Q8_0 or Q4_0 from a float32 or bfloat16 matrix whose columns are a multiple of 32. As above.
 int outpace_quantise(Context *ctx, const Matrix *from, int format, void *to);
 // y [rows][w->rows] = x [rows][w->cols] w^T + bias, for tests and the bench.
 int outpace_linear(Context *ctx, const Matrix *w, const float *x, int64_t rows, float *y);

@@ -7,7 +7,8 @@
 
 namespace {
 
-enum { NARROW_ROWS = 16, NARROW_CHUNK = 64 << 10, WIDE_CHUNK = 256 << 10 };
+// Bytes of weights per task. What a task fetches ahead is lost at its end, so tasks are large; but each thread gets several.
+enum { NARROW_ROWS = 16, NARROW_CHUNK = 192 << 10, WIDE_CHUNK = 256 << 10, CHUNKS_PER_THREAD = 8 };
 
 // A matrix product cut into tasks: chunks of outputs, small enough to share and to stay in the second-level cache.
 struct Product {
@@ -22,14 +23,14 @@ struct Product {
     int64_t tasks() const { return (w->rows + chunk - 1) / chunk; }
 };
 
-int64_t chunk_rows(const Matrix *w, int64_t rows) {
-    int64_t bytes = row_bytes(w->format, w->cols);
-    int64_t chunk = (rows <= NARROW_ROWS ? NARROW_CHUNK : WIDE_CHUNK) / bytes / BLOCK * BLOCK;
+int64_t chunk_rows(Context *ctx, const Matrix *w, int64_t rows) {
+    int64_t bytes = row_bytes(w->format, w->cols), most = rows <= NARROW_ROWS ? NARROW_CHUNK : WIDE_CHUNK;
+    int64_t chunk = std::min(most / bytes, w->rows / (CHUNKS_PER_THREAD * ctx->pool.threads())) / BLOCK * BLOCK;
     return std::min<int64_t>(std::max<int64_t>(chunk, BLOCK), MAX_CHUNK_ROWS);
 }
 
 Product product(Context *ctx, const Matrix *w, const void *x, int64_t rows, float *y, int64_t y_stride, bool add = false) {
-    return {ctx, w, x, rows, chunk_rows(w, rows), y, y_stride, add};
+    return {ctx, w, x, rows, chunk_rows(ctx, w, rows), y, y_stride, add};
 }
 
 void product_chunk(const Product *p, int64_t index, int thread) {
@@ -240,7 +241,7 @@ void gated_task(void *context, int64_t index, int thread) {
 
 void mlp(Context *ctx, const Model *m, const Layer *layer, int64_t rows) {
     norm_encode(ctx, m, layer->mlp_norm, &layer->gate, rows);
-    Gated g = {ctx, m, layer, rows, chunk_rows(&layer->gate, rows)};
+    Gated g = {ctx, m, layer, rows, chunk_rows(ctx, &layer->gate, rows)};
     ctx->pool.run((layer->gate.rows + g.chunk - 1) / g.chunk, gated_task, &g);
     encode(ctx, &layer->down, ctx->inner, rows);
     residual(ctx, m, &layer->down, layer->post_mlp_norm, rows);

@@ -21,7 +21,7 @@ struct Ops {
     void (*linear)(const Matrix *w, int64_t first, int64_t last, const void *x, int64_t rows, float *y, int64_t y_stride);
     void (*read_row)(int format, const void *row, int64_t n, float *out);
     void (*write_row)(int format, const float *row, int64_t n, void *out);
-    void (*quantise_row)(int format, const float *row, int64_t n, void *out);  // INT8 or INT4
+    void (*quantise_row)(int format, const float *row, int64_t n, void *out);  // Q8_0 or Q4_0
     void (*rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *out);
     void (*rotate)(float *x, const float *cos, const float *sin, int64_t half);
     void (*gate)(int activation, const float *gate, const float *up, int64_t n, float *out);

@@ -10,6 +10,7 @@
 
 #define LANES 16
 #define ROW_TILE 6
+#define BLOCK_ROWS 6
 #define DOT_BF16 0
 #include "ops.inc"
 

@@ -3,5 +3,6 @@
 #define OPS_NAME "generic"
 #define LANES 4
 #define ROW_TILE 2
+#define BLOCK_ROWS 2
 #define DOT_BF16 0
 #include "ops.inc"

@@ -3,5 +3,6 @@
 #define OPS_NAME "avx2"
 #define LANES 8
 #define ROW_TILE 3
+#define BLOCK_ROWS 4
 #define DOT_BF16 0
 #include "ops.inc"

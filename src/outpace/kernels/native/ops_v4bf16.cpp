@@ -3,5 +3,6 @@
 #define OPS_NAME "avx512_bf16"
 #define LANES 16
 #define ROW_TILE 6
+#define BLOCK_ROWS 6
 #define DOT_BF16 1
 #include "ops.inc"
