@@ -159,9 +159,9 @@ void linear_amx(const Matrix *w, int64_t first, int64_t last, const void *x, int
 double measure_multiply_amx(int format, int64_t rounds) {
     if (format != BF16) return measure_multiply(format, rounds);
     TileConfig config;
-    alignas(64) uint16_t ones[SIDE][DEPTH];
-    alignas(64) float sums[4][SIDE][SIDE];
-    for (int i = 0; i < SIDE * DEPTH; i++) ones[0][i] = 0x3f80;
+    alignas(64) uint16_t ones[SIDE * DEPTH];
+    alignas(64) float sums[4 * SIDE * SIDE];
+    for (uint16_t &one : ones) one = 0x3f80;
     asm volatile("" ::: "memory");  // the intrinsics do not say that they read it
     _tile_loadconfig(&config);
     _tile_loadd(W0, ones, 64);
@@ -176,13 +176,13 @@ double measure_multiply_amx(int format, int64_t rounds) {
         _tile_dpbf16ps(SUM2, W0, X0);
         _tile_dpbf16ps(SUM3, W0, X0);
     }
-    _tile_stored(SUM0, sums[0], sizeof(sums[0][0]));
-    _tile_stored(SUM1, sums[1], sizeof(sums[0][0]));
-    _tile_stored(SUM2, sums[2], sizeof(sums[0][0]));
-    _tile_stored(SUM3, sums[3], sizeof(sums[0][0]));
+    _tile_stored(SUM0, sums + 0 * SIDE * SIDE, SIDE * sizeof(float));
+    _tile_stored(SUM1, sums + 1 * SIDE * SIDE, SIDE * sizeof(float));
+    _tile_stored(SUM2, sums + 2 * SIDE * SIDE, SIDE * sizeof(float));
+    _tile_stored(SUM3, sums + 3 * SIDE * SIDE, SIDE * sizeof(float));
     _tile_release();
     double done = 0;
-    for (int i = 0; i < 4 * SIDE * SIDE; i++) done += sums[0][0][i];
+    for (float sum : sums) done += sum;
     return done;
 }
 
