@@ -280,10 +280,13 @@ class Rig:
         gate = threading.Event()
         with self.engine() as engine:
             engine._inbox.put(lambda: gate.wait() and None)  # so that all of them meet in the first step
-            streams = [
-                engine.generate(Request(str(i), tuple(prompt), params)) for i, (prompt, params) in enumerate(requests)
-            ]
-            gate.set()
+            try:
+                streams = [
+                    engine.generate(Request(str(i), tuple(prompt), params))
+                    for i, (prompt, params) in enumerate(requests)
+                ]
+            finally:  # a request that is refused must not leave the engine waiting
+                gate.set()
             return gather(streams)
 
 

@@ -10,6 +10,7 @@ OutpaceError                    anything this package reports to a user (exit co
 |   `-- Unsupported             a combination that cannot work; never replaced by something else
 |-- DownloadError               a source could not be fetched or failed its checksum (exit code 1)
 |-- CapacityError               the request can never fit the memory given to it (exit code 1)
+|-- ConstraintError             a request's constraint left no token to go on with (exit code 1)
 `-- EngineDead                  the engine thread stopped; carries the cause (exit code 1)
 
 Every message is one paragraph: what was wrong, where, and what to do about it.
@@ -70,6 +71,10 @@ class DownloadError(OutpaceError):
 
 class CapacityError(OutpaceError):
     """The request can never fit the memory given to the KV store."""
+
+
+class ConstraintError(OutpaceError):
+    """The constraint on a request's output left no token to go on with. Only that request ends."""
 
 
 class EngineDead(OutpaceError):

@@ -7,12 +7,13 @@ written yet), row i + 1 is draft node i. S sequences, N most draft nodes of any 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from outpace.errors import ParameterError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_LOGPROBS = 20
 SEED_BITS = 64
+MAX_CONSTRAINT_BYTES = 65536  # grammars of this size compile in well under a second
 
 
 def _check(parameter: str, ok: bool, message: str) -> None:
@@ -36,6 +38,71 @@ def _check_number(parameter: str, value: object, low: float, high: float, shown:
 def _check_integer(parameter: str, value: object, low: int, shown: str) -> None:
     integer = isinstance(value, int) and not isinstance(value, bool)
     _check(parameter, integer and value >= low, f"must be {shown}, got {value!r}")  # type: ignore[operator]
+
+
+class ConstraintKind(StrEnum):
+    """What the text of a Constraint is. The values are vLLM's names for structured outputs."""
+
+    JSON_SCHEMA = "json"  # a JSON schema
+    JSON_OBJECT = "json_object"  # nothing: any JSON object
+    REGEX = "regex"  # a regular expression that the whole answer matches, without look-around
+    GRAMMAR = "grammar"  # a Lark grammar in llguidance's dialect, starting at `start`
+    CHOICE = "choice"  # a JSON list of strings
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """The form an answer must have. Compare and hash by value; compiled where a request is submitted.
+
+    OpenAI's response_format {"type": "json_schema", "json_schema": {"schema": S}} is Constraint.of({"json": S}), and
+    {"type": "json_object"} is Constraint.of({"json_object": True}). vLLM's structured_outputs go to `of` as they are.
+    An answer cut at max_tokens (finish reason length) is the beginning of such a text, and may be no valid one.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        _check("constraint", isinstance(self.text, str), f"{self.kind} must be a text, got {self.text!r}")
+        try:
+            size = len(self.text.encode())
+        except UnicodeEncodeError as problem:
+            raise ParameterError("constraint", f"{self.kind} holds characters that are no text ({problem})") from None
+        shown = f"{self.kind} has {size} bytes, at most {MAX_CONSTRAINT_BYTES} are compiled. Simplify or split it"
+        _check("constraint", size <= MAX_CONSTRAINT_BYTES, shown)
+        _check("constraint", bool(self.text) or self.kind is ConstraintKind.JSON_OBJECT, f"{self.kind} is empty")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """From one pair of kind and value: {"json": schema or its text}, {"json_object": True}, {"regex": pattern},
+        {"grammar": Lark text}, {"choice": [strings]}. ParameterError for anything else."""
+        kinds = [kind.value for kind in ConstraintKind]
+        one = isinstance(given, Mapping) and len(given) == 1 and next(iter(given)) in kinds
+        _check("constraint", one, f"must be one of {', '.join(kinds)} with its value, got {_shortened(given)}")
+        name, value = next(iter(given.items()))
+        kind = ConstraintKind(name)
+        if kind is ConstraintKind.JSON_OBJECT:
+            _check("constraint", value is True, f"json_object must be true, got {value!r}")
+            return cls(kind)
+        if kind is ConstraintKind.CHOICE:
+            listed = isinstance(value, list | tuple) and bool(value)
+            texts = listed and all(isinstance(text, str) and text for text in value)
+            _check("constraint", texts, f"choice must be a list of non-empty strings, got {_shortened(value)}")
+            return cls(kind, json.dumps(list(value), ensure_ascii=False))
+        if kind is ConstraintKind.JSON_SCHEMA and not isinstance(value, str):
+            try:
+                value = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as problem:
+                raise ParameterError("constraint", f"the JSON schema is no JSON: {problem}") from None
+        return cls(kind, value)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {_shortened(self.text)}" if self.text else str(self.kind)
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @dataclass(frozen=True)
@@ -61,6 +128,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, 100.0, "from 0 to 100")
@@ -86,6 +154,14 @@ class SamplingParams:
             _check_integer("logprobs", self.logprobs, 0, f"an integer from 0 to {MAX_LOGPROBS}")
             _check("logprobs", self.logprobs <= MAX_LOGPROBS, f"must be at most {MAX_LOGPROBS}, got {self.logprobs}")
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        self._check_constraint()
+
+    def _check_constraint(self) -> None:
+        if self.constraint is not None:
+            known = isinstance(self.constraint, Constraint)
+            _check("constraint", known, f"must be a Constraint, got {_shortened(self.constraint)}")
+            # Behind the end of a grammar nothing but the end may follow: there is no text to go on with.
+            _check("constraint", not self.ignore_eos, "cannot be combined with ignore_eos. Leave one of them out")
 
     def _freeze_stops(self) -> None:
         _check("stop", not isinstance(self.stop, str), "must be a sequence of strings, not one string")

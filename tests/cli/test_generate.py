@@ -112,3 +112,30 @@ def test_sampling_flags_reach_the_request(outpace: Callable, fake) -> None:
 
 def test_escape_sequences_of_a_model_do_not_reach_the_terminal() -> None:
     assert printable("a\x1b[2J\x07\ttab\nline \u202e é") == "a\\x1b[2J\\x07\ttab\nline \u202e é"
+
+
+def test_constraints_reach_the_engine(outpace: Callable, fake, tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "integer"}')
+    for words, kind, text in (
+        (("--json-schema", str(path)), "json", '{"type": "integer"}'),
+        (("--json-schema", '{"type": "object"}'), "json", '{"type": "object"}'),
+        (("--regex", "[0-9]+"), "regex", "[0-9]+"),
+        (("--grammar", str(path)), "grammar", '{"type": "integer"}'),
+    ):
+        assert outpace("generate", "m", "-p", "Hi", *words).code == 0
+        constraint = fake.requests[-1].params.constraint
+        assert (constraint.kind, constraint.text) == (kind, text)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--regex", "a", "--json-schema", "{}"), "not allowed with"),
+        (("--grammar", "nowhere.lark"), "nowhere.lark"),
+        (("--regex", ""), "empty"),
+    ],
+)
+def test_constraints_that_cannot_be(outpace: Callable, fake, words: tuple[str, ...], message: str) -> None:
+    result = outpace("generate", "m", "-p", "Hi", *words)
+    assert result.code == 2 and message in result.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -25,7 +26,7 @@ from outpace.cli.session import (
 )
 from outpace.cli.settings import ENGINE, SAMPLING, SPEC
 from outpace.errors import PromptError, UsageError
-from outpace.types import Request
+from outpace.types import Constraint, FinishReason, Request
 
 if TYPE_CHECKING:
     from outpace.text.codec import Codec
@@ -40,6 +41,13 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message before the prompt")
     parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
     parser.add_argument("--stats", action="store_true", help="all figures of the request, on stderr")
+    forms = parser.add_mutually_exclusive_group()
+    for flag, parse, metavar, text in (
+        ("--json-schema", _json_schema, "FILE|TEXT", "answer with JSON of this schema (or use one of the next two)"),
+        ("--regex", _regex, "RE", "answer with a text that matches"),
+        ("--grammar", _grammar, "FILE", "answer with a text of this Lark grammar"),
+    ):
+        forms.add_argument(flag, dest="constraint", type=parse, default=argparse.SUPPRESS, metavar=metavar, help=text)
     parser.add_settings(SPEC, SAMPLING, ENGINE)
     parser.add_json()
 
@@ -67,6 +75,8 @@ def run(args: Namespace, console: Console) -> int:
         else:
             console.data("")
         _after(answer, codec, args, console)
+        if request.params.constraint is not None and answer.finish_reason is FinishReason.LENGTH:
+            console.note("the answer was cut at --max-tokens: it may not have the form that was asked for")
         console.note(summary(answer, about))
     return 0
 
@@ -96,6 +106,20 @@ def read_text(path: str) -> str:
         raise UsageError(f"Cannot read {path!r}: {problem.strerror}. Check the path.") from problem
     except UnicodeDecodeError as problem:
         raise UsageError(f"{path!r} is not UTF-8 text ({problem}). Convert it first.") from problem
+
+
+def _json_schema(given: str) -> Constraint:
+    """The schema itself, or the file that holds it."""
+    inline = given.lstrip().startswith("{")
+    return Constraint.of({"json": given if inline else read_text(given)})
+
+
+def _regex(given: str) -> Constraint:
+    return Constraint.of({"regex": given})
+
+
+def _grammar(path: str) -> Constraint:
+    return Constraint.of({"grammar": read_text(path)})
 
 
 def _messages(system: str | None, prompt: str) -> list[Message]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from outpace.config import DTYPES, KERNELS, QUANTIZATIONS, RULES
 from outpace.errors import ConfigError
+from outpace.types import Constraint
 
 ENV_PREFIX = "OUTPACE_"
 SPEC, SAMPLING, ENGINE = "speculation", "sampling", "engine"
@@ -54,6 +55,10 @@ def _bias(text: str) -> tuple[int, float]:
     return int(token), float(bias)
 
 
+def _constraint(text: str) -> Constraint:
+    return Constraint.of(json.loads(text))
+
+
 def _size(text: str) -> int:
     units = {"k": 2**10, "m": 2**20, "g": 2**30}
     return int(float(text[:-1]) * units[text[-1].lower()]) if text[-1:].lower() in units else int(text)
@@ -75,14 +80,20 @@ SETTINGS = (
     Setting("temperature", SAMPLING, ("--temperature",), float, "0 takes the likeliest token", "T"),
     Setting("top_k", SAMPLING, ("--top-k",), int, "keep the N likeliest tokens (0: off)"),
     Setting("top_p", SAMPLING, ("--top-p",), float, "keep the likeliest tokens of this total mass", "P"),
-    Setting("min_p", SAMPLING, ("--min-p",), float, "drop tokens below P times the likeliest", "P"),
+    Setting("min_p", SAMPLING, ("--min-p",), float, "drop tokens below P times the likeliest", "P", advanced=True),
     Setting("repetition_penalty", SAMPLING, ("--repetition-penalty",), float, "above 1 discourages repeats", "X"),
-    Setting("presence_penalty", SAMPLING, ("--presence-penalty",), float, "flat penalty on used tokens", "X"),
-    Setting("frequency_penalty", SAMPLING, ("--frequency-penalty",), float, "penalty per use of a token", "X"),
+    Setting(
+        "presence_penalty", SAMPLING, ("--presence-penalty",), float, "flat penalty on used tokens", "X", advanced=True
+    ),
+    Setting(
+        "frequency_penalty", SAMPLING, ("--frequency-penalty",), float, "penalty per use of a token", "X", advanced=True
+    ),
     Setting("seed", SAMPLING, ("--seed",), int, "makes the answer repeatable, whatever the draft"),
     Setting("max_tokens", SAMPLING, ("--max-tokens",), int, "longest answer, in tokens"),
     Setting("stop", SAMPLING, ("--stop",), str, "end before this text (repeatable)", "TEXT", repeat=True),
     Setting("logprobs", SAMPLING, ("--logprobs",), int, "log-probabilities and N alternatives per token"),
+    # Its flags are those of `generate`: one per kind.
+    Setting("constraint", SAMPLING, (), _constraint, "the form of the answer, as in --json-schema", "JSON"),
     Setting("min_tokens", SAMPLING, ("--min-tokens",), int, "shortest answer, in tokens", advanced=True),
     Setting(
         "stop_token_ids", SAMPLING, ("--stop-token-ids",), int, "end at this token (repeatable)", "ID", (), True, True
@@ -172,7 +183,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _frozen(name: str, value: Any) -> Any:
-    """Lists become tuples; logit_bias becomes a mapping from token ids, from flags or a TOML table alike."""
+    """Lists become tuples; logit_bias becomes a mapping from token ids, from flags or a TOML table alike; a table for
+    constraint ({regex = "..."}) becomes one."""
+    if name == "constraint":
+        return value if isinstance(value, Constraint) else Constraint.of(value)
     if name == "logit_bias":
         pairs = value.items() if isinstance(value, Mapping) else value
         try:

@@ -14,6 +14,7 @@ from outpace.cache.base import KVStore
 from outpace.config import EngineConfig, SpecConfig
 from outpace.drafters.base import Drafter, Needs
 from outpace.drafters.draft_model import DraftModel
+from outpace.drafters.forced import Forced
 from outpace.drafters.lookup import Lookup
 from outpace.engine.local import Limits, LocalEngine
 from outpace.engine.policy import FixedDepth
@@ -21,6 +22,8 @@ from outpace.engine.step import Machine
 from outpace.errors import CapacityError, ConfigError, Unsupported
 from outpace.models.base import LanguageModel
 from outpace.models.loading import Placement, make_decoder, physical_cores
+from outpace.sampling.constrained import GrammarMask
+from outpace.sampling.grammar import Grammars, Vocabulary
 from outpace.sampling.pipeline import LogitsPipeline
 from outpace.text.codec import TokenizerCodec
 from outpace.text.vocab_map import compare_vocabularies
@@ -59,6 +62,7 @@ class EngineDescription:
 class _Loaded:
     model: LanguageModel
     codec: TokenizerCodec
+    grammars: Grammars  # of the codec's vocabulary; costs nothing until the first constraint
 
     @property
     def row_bytes(self) -> int:
@@ -87,7 +91,7 @@ class LoadedEngine:
 
     def plain(self) -> LocalEngine:
         """A second engine on the same weights, without a drafter and with a KV store of its own."""
-        machine = _machine(self._target, None, "auto", self._limits.kv_rows)
+        machine = _machine(self._target, GrammarMask(self._target.grammars), None, "auto", self._limits.kv_rows)
         engine = LocalEngine(machine, self._target.codec, self._limits, FixedDepth(0))
         self._engines.append(engine)
         return engine
@@ -118,9 +122,10 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
     context = _context(config, target)
     draft, reason = _draft_model(config, spec, target, progress)
     rows = _kv_rows(config, [target, draft] if draft else [target])
-    drafter = _drafter(spec, target, draft, rows)
+    grammar = GrammarMask(target.grammars)
+    drafter = _drafter(spec, target, draft, grammar, rows)
     limits = Limits(context, config.max_num_seqs, config.max_batched_tokens, rows)
-    machine = _machine(target, drafter, spec.rule, rows)
+    machine = _machine(target, grammar, drafter, spec.rule, rows)
     description = EngineDescription(
         model=config.model,
         dtype="native" if config.dtype == "native" else str(target.model.dtype).removeprefix("torch."),
@@ -144,14 +149,22 @@ def _load(config: EngineConfig, ref: str, dtype: str, quantization: str, progres
     folder = resolve(ref, dtype, progress)
     spec, weights = load_checkpoint(folder, dtype, config.device)
     model = make_decoder(spec, weights, Placement(config.device, config.threads, config.kernels, quantization))
-    return _Loaded(model, TokenizerCodec.from_folder(Path(folder)))
+    codec = TokenizerCodec.from_folder(Path(folder))
+    return _Loaded(model, codec, Grammars(_vocabulary(codec)))
 
 
-def _machine(target: _Loaded, drafter: Drafter | None, rule: str, rows: int | None) -> Machine:
+def _vocabulary(codec: TokenizerCodec) -> Vocabulary:
+    size = codec.vocab_size
+    ends = frozenset(i for i in codec.eos_ids if i < size)
+    return Vocabulary(size, codec.token_bytes, codec.special_ids, ends, codec.encode_continuation)
+
+
+def _machine(target: _Loaded, grammar: GrammarMask, drafter: Drafter | None, rule: str, rows: int | None) -> Machine:
     needs = drafter.needs if drafter is not None else Needs()
     wanted = rule if drafter is not None else "auto"
     chosen = choose_rule(wanted, proposes_law=needs.proposes_law, tree=needs.tree)
-    pipeline = LogitsPipeline(target.model.spec.vocab_size, target.codec.eos_ids, target.codec.vocab_size)
+    codec = target.codec
+    pipeline = LogitsPipeline(target.model.spec.vocab_size, codec.eos_ids, codec.vocab_size, grammar=grammar)
     return Machine(target.model, _store(target, rows), pipeline, drafter, chosen)
 
 
@@ -182,16 +195,18 @@ def _draft_model(
     return draft, f"draft model with the target's tokenizer, on {draft.model.kernels_name}"
 
 
-def _drafter(spec: SpecConfig, target: _Loaded, draft: _Loaded | None, rows: int | None) -> Drafter | None:
+def _drafter(
+    spec: SpecConfig, target: _Loaded, draft: _Loaded | None, grammar: GrammarMask, rows: int | None
+) -> Drafter | None:
     if spec.k == 0:
         return None
     if draft is None:
-        return Lookup()
+        return Forced(Lookup(), grammar)
     # Ids that the target lacks are masked; eos is the target's, for min_tokens.
     known = min(draft.codec.vocab_size, target.codec.vocab_size)
-    pipeline = LogitsPipeline(draft.model.spec.vocab_size, target.codec.eos_ids, known)
+    pipeline = LogitsPipeline(draft.model.spec.vocab_size, target.codec.eos_ids, known, grammar=grammar)
     budget = None if rows is None else rows * draft.row_bytes
-    return DraftModel(draft.model, pipeline, target.model.spec.vocab_size, budget)
+    return Forced(DraftModel(draft.model, pipeline, target.model.spec.vocab_size, budget), grammar)
 
 
 def _context(config: EngineConfig, target: _Loaded) -> int:

@@ -113,7 +113,11 @@ class LocalEngine:
         return Stream(deltas, lambda: self._inbox.put(lambda: self._abort(serial)))
 
     def check(self, request: Request) -> None:
-        """Raise what `submit` would raise: PromptError, ContextOverflow, CapacityError, ParameterError."""
+        """Raise what `submit` would raise: PromptError, ContextOverflow, CapacityError, ParameterError, Unsupported.
+
+        It compiles the request's constraint, which may take seconds: an event loop should call it in a worker thread
+        first, and `submit` then finds it done.
+        """
         if not request.prompt_ids:
             raise PromptError("The prompt is empty: it holds no tokens. Give at least one.")
         vocabulary = self._machine.pipeline.n_real_tokens
@@ -123,7 +127,6 @@ class LocalEngine:
                 f"The prompt holds token id {wrong}, but this model's ids go from 0 to {vocabulary - 1}."
                 " Encode the text with this model's own tokenizer."
             )
-        self._machine.pipeline.check(request.params)
         prompt, longest = len(request.prompt_ids), request.params.max_tokens
         if prompt + longest > self._limits.max_model_len:
             raise ContextOverflow(prompt, longest, self._limits.max_model_len)
@@ -132,6 +135,7 @@ class LocalEngine:
                 f"The request may need the keys and values of {prompt + longest} tokens, but the KV store holds"
                 f" {self._limits.kv_rows}. Ask for fewer tokens, or give it more memory with --kv-cache-bytes."
             )
+        self._machine.pipeline.check(request.params)
 
     def abort(self, request_id: str) -> None:
         """Stop a request before its next step. Unknown ids are ignored."""
@@ -201,6 +205,7 @@ class LocalEngine:
         stream = TextStream(self._codec.detokenizer(), request.params.stop)
         output = Output(sequence, stop_ids(sequence, self._codec.eos_ids), stream)
         self._jobs[serial] = _Job(request, output, meter, sink)
+        self._machine.pipeline.follow(request.params, sequence.tokens)
         self._scheduler.add(sequence)
         self._meter.count("prompt_tokens", len(request.prompt_ids))
         self._meter.count("requests")
@@ -225,12 +230,17 @@ class LocalEngine:
                 self._deliver(serial, job)
 
     def _deliver(self, serial: int, job: _Job) -> None:
-        reason = job.output.finish_reason
+        reason, error = job.output.finish_reason, job.output.error
         tokens, kinds, text, logprobs = job.output.flush()
         stats = job.meter.snapshot() if reason is not None else None
-        if reason is not None:  # before the consumer hears of it, so that it finds the stores empty
+        if (
+            reason is not None or error is not None
+        ):  # before the consumer hears of it, so that it finds the stores empty
             self._finish(serial, job)
-        job.sink(Delta(job.request.id, tokens, kinds, text, logprobs, reason, stats))
+        if tokens or error is None:
+            job.sink(Delta(job.request.id, tokens, kinds, text, logprobs, reason, stats))
+        if error is not None:
+            job.sink(error)
 
     def _abort(self, serial: int) -> None:
         job = self._jobs.get(serial)
@@ -246,6 +256,7 @@ class LocalEngine:
         with self._lock:
             del self._ids[job.request.id]
         self._scheduler.remove(job.output.sequence)
+        self._machine.pipeline.forget(job.output.sequence.tokens)
         self._release(serial)
 
     def _release(self, serial: int) -> None:

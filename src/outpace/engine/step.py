@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -150,7 +150,9 @@ def _decide(machine: Machine, ready: Seq[Work], draft: Draft, logits: Tensor) ->
     first = 0
     for s, w in enumerate(ready):
         stop = int(stops[s])
-        emissions[w.sequence.id] = _emission(machine.pipeline, w, draft, s, (stop, int(extras[s]), logits[first:]))
+        emission = _emission(machine.pipeline, w, draft, s, (stop, int(extras[s]), logits[first:]))
+        dead_end = machine.pipeline.dead_end(law_rows[first + stop])
+        emissions[w.sequence.id] = emission if dead_end is None else replace(emission, dead_end=dead_end)
         first += counts[s]
     return emissions
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from outpace.errors import ConstraintError
 from outpace.text.stop import TextStream
 from outpace.types import FinishReason, Sequence, TokenKind, TokenLogprob
 
@@ -22,6 +23,7 @@ class Emission:
     kept    draft nodes of the accepted path
     drafted draft nodes offered on this step
     logprob log-probability of tokens[i], called only if the request asked for it
+    dead_end why the last token is none at all: the request's constraint allowed nothing there
     """
 
     tokens: tuple[int, ...]
@@ -29,6 +31,7 @@ class Emission:
     kept: tuple[int, ...]
     drafted: int
     logprob: Callable[[int], TokenLogprob]
+    dead_end: str | None = None
 
 
 @dataclass
@@ -39,16 +42,22 @@ class Output:
     stops: frozenset[int]
     stream: TextStream
     finish_reason: FinishReason | None = None
+    error: ConstraintError | None = None
     tokens: list[int] = field(default_factory=list)
     kinds: list[TokenKind] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
 
     def take(self, emission: Emission) -> int:
-        """Append tokens until a stop rule holds; returns how many were taken (at least one)."""
+        """Append tokens until a stop rule holds; returns how many were taken (at least one). Behind a dead end comes a
+        token that nobody sees, so that the rows of the stores fit the text as ever."""
         wants_logprobs = self.sequence.params.logprobs is not None
         for i, (token, kind) in enumerate(zip(emission.tokens, emission.kinds, strict=True)):
             self.sequence.tokens.append(token)
+            if emission.dead_end is not None and i + 1 == len(emission.tokens):
+                self.error = ConstraintError(emission.dead_end)
+                self.text += self.stream.finish()
+                return i + 1
             self.tokens.append(token)
             self.kinds.append(kind)
             if wants_logprobs:

@@ -69,7 +69,7 @@ class RowContext:
 
 
 class Edit(Protocol):
-    """One stage of the pipeline before the temperature. A grammar mask is one more of these: it walks `row.path`."""
+    """One stage of the pipeline before the temperature."""
 
     def wants(self, row: RowContext) -> bool:
         """False leaves the row alone, and saves the copy that an edit needs."""

@@ -1,8 +1,8 @@
 """The only way logits become a law: draft rows, verified rows and the bonus row alike.
 
-Order of stages: padded vocabulary tail, min_tokens, logit_bias, repetition, presence and frequency penalties (and any
-further edit, such as a grammar mask), temperature, top-k, top-p, min-p. Each row is computed by itself, in an order of
-summation that depends on nothing but the row: its law has the same bits alone, in a batch, and on any thread count.
+Order of stages: padded vocabulary tail, min_tokens, logit_bias, repetition, presence and frequency penalties, any
+further edit, the grammar of a constraint, temperature, top-k, top-p, min-p. Each row is computed by itself, in an order
+of summation that depends on nothing but the row: its law has the same bits alone, in a batch, and on any thread count.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ParameterError
+from outpace.sampling.constrained import GrammarMask
 from outpace.sampling.penalties import (
     Edit,
     Frequency,
@@ -41,13 +42,18 @@ class LawRow:
 
     tokens      the sequence so far, prompt included (frontier last)
     prompt_len  how many of these are prompt
-    path        draft tokens between the frontier and this row: () for row 0. They count as output for penalties
+    path        draft tokens between the frontier and this row: () for row 0. They count as output for penalties,
+                and a grammar goes on behind them
     """
 
     params: SamplingParams
     tokens: Sequence[int]
     prompt_len: int
     path: tuple[int, ...] = ()
+
+    def context(self) -> RowContext:
+        """What the stages are given of it."""
+        return RowContext(self.params, History(self.tokens, self.prompt_len), self.path)
 
 
 class LogitsPipeline:
@@ -57,6 +63,7 @@ class LogitsPipeline:
     eos_ids        ids that end a text
     n_real_tokens  ids from here on are padding of the output layer and get probability 0
     edits          further stages, applied after the penalties and before the temperature
+    grammar        the stage of constrained requests; without one, they are refused
     """
 
     def __init__(
@@ -65,24 +72,47 @@ class LogitsPipeline:
         eos_ids: frozenset[int],
         n_real_tokens: int | None = None,
         edits: Iterable[Edit] = (),
+        grammar: GrammarMask | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.n_real_tokens = min(vocab_size, n_real_tokens or vocab_size)
-        self.edits: tuple[Edit, ...] = (MinTokens(eos_ids), LogitBias(), Repetition(), Frequency(), *edits)
+        self.grammar = grammar
+        last: tuple[Edit, ...] = () if grammar is None else (grammar,)
+        self.edits: tuple[Edit, ...] = (MinTokens(eos_ids), LogitBias(), Repetition(), Frequency(), *edits, *last)
 
     def check(self, params: SamplingParams) -> None:
-        """ParameterError if the request names a token id that this vocabulary does not have."""
+        """ParameterError if the request names a token id that this vocabulary does not have, or a constraint that
+        cannot be used. A constraint is compiled here (see Grammars.compile)."""
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             for token in ids:
                 if token >= self.n_real_tokens:
                     last = self.n_real_tokens - 1
                     raise ParameterError(name, f"token id {token} does not exist; this model's ids end at {last}")
+        if params.constraint is not None and self.grammar is None:
+            raise ParameterError("constraint", "this engine was set up without grammars, so it takes no constraints")
+        if self.grammar is not None:
+            self.grammar.check(params)
+
+    def follow(self, params: SamplingParams, tokens: Sequence[int]) -> None:
+        """A sequence begins: keep what its constraint needs until `forget` is called with the same list."""
+        if self.grammar is not None:
+            self.grammar.follow(params, tokens)
+
+    def forget(self, tokens: Sequence[int]) -> None:
+        """A sequence ended."""
+        if self.grammar is not None:
+            self.grammar.forget(tokens)
+
+    def dead_end(self, row: LawRow) -> str | None:
+        """Why the request's constraint allows no token at this row, None if it does. The law there means nothing."""
+        return None if self.grammar is None else self.grammar.dead_end(row.context())
 
     def probs(self, logits: Tensor, rows: Sequence[LawRow]) -> Tensor:
         """logits [R, V] float32 -> laws [R, V] float32, on the device of the logits.
 
         Each row sums to 1 within 1e-6 and is exactly 0 off its support; temperature 0 is one-hot on the first maximum.
-        NaN counts as -inf. A row without any finite logit is uniform over the real tokens.
+        NaN counts as -inf. A row without any finite logit is uniform over the real tokens, or those that a constraint
+        allows; where it allows none (`dead_end`), the law means nothing.
         """
         scores = logits.detach().to("cpu", torch.float32).numpy()
         out = np.zeros(scores.shape, dtype=np.float32)
@@ -109,9 +139,16 @@ class LogitsPipeline:
             edit.apply(scores, row)
         first = int(scores.argmax())  # the first NaN, if there is one
         if not np.isfinite(scores[first]):
-            scores = _repaired(scores)
+            scores = self._repaired(scores, row)
             first = int(scores.argmax())
         return (first, 1.0) if row.params.greedy else _sampled(scores, row.params)
+
+    def _repaired(self, scores: Scores, row: RowContext) -> Scores:
+        scores = _repaired(scores)
+        if self.grammar is not None and self.grammar.wants(row):
+            self.grammar.apply(scores, row)
+            scores = _repaired(scores)
+        return scores
 
 
 def _repaired(scores: Scores) -> Scores:

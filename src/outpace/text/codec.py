@@ -15,6 +15,7 @@ from outpace.text.detokenizer import Detokenizer
 from outpace.text.token_bytes import bytes_reader
 
 NO_OPTIONS: Mapping[str, Any] = {}
+MARK = "\x02"  # a character that no vocabulary joins with others
 
 
 class Codec(Protocol):
@@ -107,6 +108,15 @@ class TokenizerCodec:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(_well_formed(text)).ids
         return ids
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Ids of a text that continues another one: no bos, and no space put before it."""
+        if not self._strips:
+            return list(self._tokenizer.encode(_well_formed(text), add_special_tokens=False).ids)
+        # Such tokenizers write a space before every text: before this mark, which is then cut off with it.
+        marked = self._tokenizer.encode(MARK + _well_formed(text), add_special_tokens=False).ids
+        head = self._tokenizer.encode(MARK, add_special_tokens=False).ids
+        return list(marked[len(head) :])
 
     def encode_chat(self, messages: Sequence[Message], options: Mapping[str, Any] = NO_OPTIONS) -> list[int]:
         if self._template is None:
