@@ -54,7 +54,7 @@ def test_quick_run(tiny_model: Path, outpace: Callable, tmp_path: Path) -> None:
     facts = report["circumstances"]
     assert (facts["threads"], facts["rounds"], facts["quick"]) == (2, 2, True)
     assert facts["machine"]["cores"] >= 1 and facts["dtype"] == "float32"
-    expected = {(name, False) for name in weight_formats(native.open_native(1))} | {(name, True) for name in DTYPES}
+    expected = {(name, False) for name in weight_formats()} | {(name, True) for name in DTYPES}
     assert {(curve["name"], curve["kernels"] == "torch") for curve in report["products"]} == expected
     assert len(report["products"]) == len(expected)
     for curve in [*report["products"], report["pass"]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from outpace.cache.base import KVStore
 from outpace.errors import Unsupported
 from outpace.kernels import native
+from outpace.lab.weight_samples import SCALES
 from outpace.models.base import ForwardBatch, LanguageModel, SeqRows
 from outpace.models.native_decoder import NativeDecoder
 from outpace.models.spec import DecoderSpec
@@ -168,7 +169,6 @@ def test_positions_beyond_the_first_table() -> None:
 
 # ---- block formats ----
 
-HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 KINDS = pytest.mark.parametrize("kind", native.BLOCK_FORMATS)
 
 
@@ -177,7 +177,7 @@ def random_blocks(kind: str, rows: int, cols: int) -> native.Blocks:
     per_block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     source = np.random.default_rng(5)
     raw = source.integers(0, 256, (rows, cols // per_block, size), dtype=np.uint8)
-    for at in HALVES[kind]:
+    for at in SCALES[kind]:
         scales = source.normal(0, 0.01, raw.shape[:2]).astype(np.float16)
         scales[0, 0] = 6e-8  # the smallest subnormal number
         raw[..., at : at + 2] = scales.view(np.uint8).reshape(*raw.shape[:2], 2)

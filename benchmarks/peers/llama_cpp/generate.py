@@ -22,11 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.common import RESULTS, circumstances, figures, machine_line, publish, slug, summary, table, turns
+from benchmarks.peers.common import RESULTS, circumstances, figures, machine_line, publish, summary, table, turns
 from benchmarks.peers.llama_cpp.build import description, program
 from benchmarks.peers.llama_cpp.files import dtype_for, file_type
 from benchmarks.peers.llama_cpp.server import Server, serving
 
+from outpace.cli import report
 from outpace.cli.compare import read_prompts
 from outpace.config import EngineConfig, SpecConfig
 from outpace.engine.build import LoadedEngine, open_engine
@@ -229,7 +230,7 @@ def main() -> None:
         "tokens_per_second": {side: summary([a.speed for a in found]) for side, found in answers.items()},
         "answers": {side: [asdict(answer) for answer in found] for side, found in answers.items()},
     }
-    name = f"peers-llama_cpp-generate-{slug(args.target.stem)}-{slug(args.prompts.stem)}"
+    name = report.file_name("peers-llama_cpp-generate", args.target.stem, args.prompts.stem)
     publish(args.out, name, page(args, facts, answers), data)
 
 

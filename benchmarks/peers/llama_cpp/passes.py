@@ -21,18 +21,20 @@ from typing import Any
 
 from benchmarks.peers.common import (
     RESULTS,
-    Passes,
     circumstances,
     figures,
+    load,
     machine_line,
     publish,
-    slug,
     summary,
     table,
     turns,
 )
 from benchmarks.peers.llama_cpp.build import description, program
 from benchmarks.peers.llama_cpp.files import dtype_for, file_type
+
+from outpace.cli import report
+from outpace.lab.kernel_bench import Passes
 
 LLAMA, OUTPACE = "llama.cpp", "Outpace"
 Samples = dict[str, dict[int, list[float]]]
@@ -64,14 +66,15 @@ def outpace_round(args: argparse.Namespace, passes: Passes) -> dict[int, float]:
     for rows in [args.rows[0], *args.rows]:
         start = time.perf_counter()
         for _ in range(args.passes):
-            passes.verify(rows)
+            passes.check(rows)()
         found[rows] = (time.perf_counter() - start) / args.passes * 1e3
     return found
 
 
 def measure(args: argparse.Namespace, path: Path) -> tuple[Samples, str]:
     """All samples in milliseconds, and the name of Outpace's kernels."""
-    passes = Passes(str(path), dtype_for(path), args.threads, args.past, max(args.rows))
+    model = load(str(path), dtype_for(path), args.threads)
+    passes = Passes(model, args.past, max(args.rows))
     sides = {LLAMA: lambda: llama_round(args, path), OUTPACE: lambda: outpace_round(args, passes)}
     samples: Samples = {side: {rows: [] for rows in args.rows} for side in sides}
     for number in range(args.rounds):
@@ -79,7 +82,7 @@ def measure(args: argparse.Namespace, path: Path) -> tuple[Samples, str]:
             for rows, value in sides[side]().items():
                 samples[side][rows].append(value)
             print(f"{path.name}, round {number + 1} of {args.rounds}: {side} done", flush=True)
-    return samples, passes.model.kernels_name
+    return samples, model.kernels_name
 
 
 def page(args: argparse.Namespace, path: Path, facts: dict[str, Any], samples: Samples) -> list[str]:
@@ -125,7 +128,7 @@ def main() -> None:
                 side: {rows: summary(values) for rows, values in found.items()} for side, found in samples.items()
             },
         }
-        name = f"peers-llama_cpp-passes-{slug(path.stem)}"
+        name = report.file_name("peers-llama_cpp-passes", path.stem)
         publish(args.out, name, page(args, path, facts, samples), data)
 
 

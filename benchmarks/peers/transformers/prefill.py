@@ -20,9 +20,9 @@ import torch
 import transformers
 from benchmarks.peers.common import (
     RESULTS,
-    Passes,
     circumstances,
     figures,
+    load,
     machine_line,
     publish,
     summary,
@@ -30,6 +30,7 @@ from benchmarks.peers.common import (
     turns,
 )
 
+from outpace.lab.kernel_bench import Passes
 from outpace.weights.resolve import resolve
 
 PEER, OUTPACE = "transformers", "Outpace"
@@ -54,9 +55,13 @@ def peer_prefill(model: str, dtype: str, threads: int) -> Prefill:
 
 def measure(args: argparse.Namespace, model: str, dtype: str) -> dict[str, Any]:
     """Seconds of both sides, and whether they agree on what comes next."""
-    passes = Passes(model, dtype, args.threads, 0, args.tokens)
-    sides: dict[str, Prefill] = {PEER: peer_prefill(model, dtype, args.threads), OUTPACE: passes.prefill}
-    tokens = random.Random(0).choices(range(1000, passes.model.spec.vocab_size // 2), k=args.tokens)
+    own = load(model, dtype, args.threads)
+    passes = Passes(own, 0, args.tokens)
+    sides: dict[str, Prefill] = {
+        PEER: peer_prefill(model, dtype, args.threads),
+        OUTPACE: lambda tokens: int(passes.read(tokens)().logits[0].argmax()),
+    }
+    tokens = random.Random(0).choices(range(1000, own.spec.vocab_size // 2), k=args.tokens)
     says = {side: prefill(tokens) for side, prefill in sides.items()}  # the warm-up
     samples: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(args.rounds):
@@ -65,7 +70,7 @@ def measure(args: argparse.Namespace, model: str, dtype: str) -> dict[str, Any]:
             sides[side](tokens)
             samples[side].append(time.perf_counter() - start)
     ratio = [theirs / ours for theirs, ours in zip(samples[PEER], samples[OUTPACE], strict=True)]
-    found = {"model": model, "dtype": dtype, "kernels": passes.model.kernels_name, "seconds": samples, "ratio": ratio}
+    found = {"model": model, "dtype": dtype, "kernels": own.kernels_name, "seconds": samples, "ratio": ratio}
     print(f"{model}, {dtype}: {figures(samples[PEER], 2)} s against {figures(samples[OUTPACE], 2)} s", flush=True)
     return {**found, "same_next_token": says[PEER] == says[OUTPACE]}
 

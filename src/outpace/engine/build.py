@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -21,15 +20,14 @@ from outpace.engine.policy import FixedDepth
 from outpace.engine.step import Machine
 from outpace.errors import CapacityError, ConfigError, Unsupported
 from outpace.models.base import LanguageModel
-from outpace.models.loading import Placement, make_decoder, physical_cores
+from outpace.models.loading import Placement, physical_cores
 from outpace.sampling.constrained import GrammarMask
 from outpace.sampling.grammar import Grammars, Vocabulary
 from outpace.sampling.pipeline import LogitsPipeline
 from outpace.text.codec import TokenizerCodec
 from outpace.text.vocab_map import compare_vocabularies
 from outpace.verify import choose_rule
-from outpace.weights.load import load_checkpoint
-from outpace.weights.resolve import resolve
+from outpace.weights.load import load_decoder
 
 Progress = Callable[[str, int, int], None]
 
@@ -146,10 +144,9 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
 
 
 def _load(config: EngineConfig, ref: str, dtype: str, quantization: str, progress: Progress | None) -> _Loaded:
-    folder = resolve(ref, dtype, progress)
-    spec, weights = load_checkpoint(folder, dtype, config.device)
-    model = make_decoder(spec, weights, Placement(config.device, config.threads, config.kernels, quantization))
-    codec = TokenizerCodec.from_folder(Path(folder))
+    place = Placement(config.device, config.threads, config.kernels, quantization)
+    folder, model = load_decoder(ref, dtype, place, progress)
+    codec = TokenizerCodec.from_folder(folder)
     return _Loaded(model, codec, Grammars(_vocabulary(codec)))
 
 

@@ -233,10 +233,8 @@ class LocalEngine:
         reason, error = job.output.finish_reason, job.output.error
         tokens, kinds, text, logprobs = job.output.flush()
         stats = job.meter.snapshot() if reason is not None else None
-        if (
-            reason is not None or error is not None
-        ):  # before the consumer hears of it, so that it finds the stores empty
-            self._finish(serial, job)
+        if reason is not None or error is not None:
+            self._finish(serial, job)  # before the consumer hears of it, so that it finds the stores empty
         if tokens or error is None:
             job.sink(Delta(job.request.id, tokens, kinds, text, logprobs, reason, stats))
         if error is not None:

@@ -25,10 +25,9 @@ from outpace.kernels import native
 from outpace.lab.compare import spread
 from outpace.lab.kernels import ROWS, Curve, KernelReport, Limits
 from outpace.lab.weight_samples import DTYPES, copies, dense, make_weight, weight_formats
-from outpace.models.base import ForwardBatch, LanguageModel, SeqRows
-from outpace.models.loading import Placement, make_decoder, physical_cores
-from outpace.weights.load import load_checkpoint
-from outpace.weights.resolve import resolve
+from outpace.models.base import ForwardBatch, ForwardOutput, LanguageModel, SeqRows
+from outpace.models.loading import Placement, physical_cores
+from outpace.weights.load import load_decoder
 
 Progress = Callable[[str, int, int], None]
 Key = TypeVar("Key")
@@ -130,7 +129,8 @@ def bench_kernels(config: EngineConfig, quantization: str, setup: Setup, progres
     if quantization != "none" and not own:
         raise Unsupported(f"{quantization} weights need the native kernels, which are not in use. Leave it out.")
     threads = config.threads or physical_cores()
-    model = _load(config, quantization, progress)
+    place = Placement(config.device, config.threads, config.kernels, quantization)
+    _, model = load_decoder(config.model, config.dtype, place, progress)
     mine: tuple[Meter, Meter] = TorchMeter(threads), TorchMeter(1)
     if own:
         mine = native.open_native(threads), native.open_native(1)
@@ -222,7 +222,7 @@ def measure_limits(meters: tuple[Meter, Meter], threads: int, setup: Setup) -> L
 
 def measure_product(kernels: native.Native, name: str, setup: Setup, reader: Reader) -> Curve:
     """The native product with weights in this format."""
-    weights = itertools.cycle(copies(make_weight(name, setup.shape, kernels), setup.stream_bytes))
+    weights = itertools.cycle(copies(make_weight(name, setup.shape), setup.stream_bytes))
     inputs = {rows: torch.randn(rows, setup.shape[1]) for rows in setup.rows}
     calls = {rows: lambda x=x: kernels.linear(x, next(weights)) for rows, x in inputs.items()}
     held = next(weights)
@@ -243,19 +243,37 @@ def measure_torch_product(name: str, threads: int, setup: Setup) -> Curve:
         return _measured(Curve(name, "torch", first.nbytes, first.numel(), name, {}), calls, setup.rounds, None)
 
 
+class Passes:
+    """Forward passes of a model over up to `most` new rows, behind `past` committed ones that stay as they are."""
+
+    def __init__(self, model: LanguageModel, past: int, most: int) -> None:
+        self._model, self._past, self._kv = model, past, model.new_store()
+        if past:
+            self._kv.reserve(_SEQUENCE, past)
+            self._run(_rows(past, 0, model.spec.vocab_size), [past - 1])()
+            self._kv.commit(_SEQUENCE, range(past))
+        self._kv.reserve(_SEQUENCE, most)
+
+    def check(self, rows: int) -> Callable[[], ForwardOutput]:
+        """A pass over arbitrary tokens with the logits of each, as a draft is checked; its batch is made beforehand."""
+        return self._run(_rows(rows, self._past, self._model.spec.vocab_size), range(rows))
+
+    def read(self, tokens: Sequence[int]) -> Callable[[], ForwardOutput]:
+        """A pass over these tokens with the logits of the last, as a prompt is read."""
+        return self._run(SeqRows(_SEQUENCE, tuple(tokens), self._past), [len(tokens) - 1])
+
+    def _run(self, rows: SeqRows, wanted: Sequence[int]) -> Callable[[], ForwardOutput]:
+        return partial(self._model.forward, ForwardBatch([rows], wanted), self._kv)
+
+
 def measure_pass(model: LanguageModel, name: str, unit: str | None, reader: Reader, setup: Setup) -> Curve:
     """A whole forward pass behind committed rows, with logits for every row. Widths that the model's context cannot
     hold are left out."""
     spec = model.spec
     past = min(setup.past, spec.max_context // 2)
     widths = [rows for rows in setup.rows if past + rows <= spec.max_context]
-    kv = model.new_store()
-    kv.reserve(_SEQUENCE, past)
-    model.forward(ForwardBatch([_rows(past, 0, spec.vocab_size)], [past - 1]), kv)
-    kv.commit(_SEQUENCE, range(past))
-    kv.reserve(_SEQUENCE, max(widths))
-    batches = {rows: ForwardBatch([_rows(rows, past, spec.vocab_size)], range(rows)) for rows in widths}
-    calls = {rows: partial(model.forward, batch, kv) for rows, batch in batches.items()}
+    passes = Passes(model, past, max(widths))
+    calls = {rows: passes.check(rows) for rows in widths}
     multiply_adds = spec.parameters() - (0 if spec.tied else spec.vocab_size * spec.hidden)
     empty = Curve(name, model.kernels_name, model.pass_bytes(), multiply_adds, unit, {})
     return _measured(empty, calls, setup.rounds, reader)
@@ -265,7 +283,7 @@ def _products(
     kernels: native.Native | None, threads: int, setup: Setup, reader: Reader, progress: Progress
 ) -> Iterator[Curve]:
     """Every format on the native kernels, if there are any, each behind torch's own for comparison."""
-    names = weight_formats(kernels) if kernels else list(DTYPES)
+    names = weight_formats() if kernels else list(DTYPES)
     what = f"products of {setup.shape[0]} x {setup.shape[1]}"
     for done, name in enumerate(names):
         progress(what, done, len(names))
@@ -287,9 +305,3 @@ def _measured(empty: Curve, calls: Mapping[int, Callable[[], object]], rounds: i
 def _rows(count: int, first: int, vocabulary: int) -> SeqRows:
     """Arbitrary tokens, no two alike where the vocabulary allows it."""
     return SeqRows(_SEQUENCE, tuple((first + i) % vocabulary for i in range(count)), first)
-
-
-def _load(config: EngineConfig, quantization: str, progress: Progress) -> LanguageModel:
-    folder = resolve(config.model, config.dtype, progress)
-    spec, weights = load_checkpoint(folder, config.dtype, config.device)
-    return make_decoder(spec, weights, Placement(config.device, config.threads, config.kernels, quantization))

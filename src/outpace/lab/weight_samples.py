@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
-from outpace.config import QUANTIZATIONS
 from outpace.kernels import native
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in native.FORMATS}
-ROUNDINGS = tuple(kind for kind in QUANTIZATIONS if kind not in ("auto", "none"))
-_WIDEST_BLOCK = 256
-# Where a block holds its float16 scales, for the formats that gguf cannot quantise to: those need finite ones.
-_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+# Where a block holds its float16 scales. Any other bytes are valid blocks; these must be finite.
+SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 _SCALE = 0.01
 
 
-def weight_formats(kernels: native.Native) -> list[str]:
-    """Their names, as the kernels tell them: a new format is measured without a change here. A rounding that gives
-    blocks of a GGUF format is no format of its own."""
-    sample = torch.ones(1, _WIDEST_BLOCK)
-    own = [kind for kind in ROUNDINGS if kernels.quantise(sample, kind).kind not in native.BLOCK_FORMATS]
-    return [*DTYPES, *own, *sorted(native.BLOCK_FORMATS, key=lambda name: (name.endswith("_K"), name))]
+def weight_formats() -> list[str]:
+    """Their names, as the kernels tell them: a new format is measured without a change here."""
+    return [*DTYPES, *sorted(native.BLOCK_FORMATS, key=lambda name: (name.endswith("_K"), name))]
 
 
 def dense(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
@@ -32,13 +25,11 @@ def dense(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def make_weight(name: str, shape: tuple[int, int], kernels: native.Native) -> native.Weight:
-    """Noise [outputs, inputs] in this format; inputs are a multiple of 256. KeyError for a block format whose
-    scales nobody told this file about."""
+def make_weight(name: str, shape: tuple[int, int]) -> native.Weight:
+    """Noise [outputs, inputs] in this format; inputs are a multiple of 256. KeyError for a block format whose scales
+    nobody told this file about."""
     if name in DTYPES:
         return dense(shape, DTYPES[name])
-    if name in ROUNDINGS:
-        return kernels.quantise(dense(shape, torch.float32), name)
     return native.Blocks(torch.from_numpy(_blocks(name, shape)), name, shape[1])
 
 
@@ -49,15 +40,9 @@ def copies(weight: native.Weight, total: int) -> list[native.Weight]:
 
 
 def _blocks(name: str, shape: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    kind = GGMLQuantizationType[name]
-    if name not in _SCALES:
-        try:
-            return np.ascontiguousarray(gguf.quants.quantize(dense(shape, torch.float32).numpy(), kind))
-        except NotImplementedError as problem:
-            raise KeyError(f"gguf cannot make {name} blocks: say in _SCALES where they hold their scales") from problem
-    columns, size = GGML_QUANT_SIZES[kind]
+    columns, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     data = np.random.default_rng(0).integers(0, 256, (shape[0], shape[1] // columns, size), dtype=np.uint8)
-    for offset in _SCALES[name]:
+    for offset in SCALES[name]:
         data[:, :, offset : offset + 2] = np.frombuffer(np.float16(_SCALE).tobytes(), np.uint8)
     return data.reshape(shape[0], -1)
 

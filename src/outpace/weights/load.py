@@ -11,8 +11,12 @@ import torch
 from outpace.config import stored_dtype
 from outpace.errors import ConfigError, ModelError
 from outpace.kernels.native import Blocks, Weight
+from outpace.models.base import LanguageModel
+from outpace.models.loading import Placement, make_decoder
 from outpace.models.spec import DecoderSpec
+from outpace.weights.local import Progress
 from outpace.weights.names import canonical_name, ignored
+from outpace.weights.resolve import resolve
 from outpace.weights.safetensors import block_kinds, read_tensors
 
 # What tensors are converted to; None leaves them as they are stored.
@@ -45,6 +49,16 @@ def load_checkpoint(folder: Path, dtype: str, device: str) -> tuple[DecoderSpec,
         weights[name] = weight if isinstance(weight, Blocks) else weight.to(target_device, target_dtype)
     _check_complete(folder, [name for name in expected if name not in weights], unexpected)
     return spec, weights
+
+
+def load_decoder(
+    ref: str, dtype: str, place: Placement, progress: Progress | None = None
+) -> tuple[Path, LanguageModel]:
+    """A model reference, as people type it -> its folder and its decoder. Raises what `resolve`, `load_checkpoint` and
+    `make_decoder` raise."""
+    folder = resolve(ref, dtype, progress)
+    spec, weights = load_checkpoint(folder, dtype, place.device)
+    return folder, make_decoder(spec, weights, place)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
