@@ -75,7 +75,7 @@ class TableModel:
                 paths.append([*before, held[rows.kv_first + i]])
                 found.append(self.logits(paths[-1]))
         picked = [found[r] for r in batch.logit_rows]
-        return ForwardOutput(torch.stack(picked) if picked else torch.empty(0, VOCAB))
+        return ForwardOutput.of(torch.stack(picked) if picked else torch.empty(0, VOCAB), batch)
 
 
 class ByteCodec:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.lookup import Lookup
 from outpace.engine.local import Limits
 from outpace.errors import ContextOverflow
+from outpace.models.base import ForwardOutput
 from outpace.types import FinishReason, Request, SamplingParams, TokenKind
 
 TARGET = TableModel()
@@ -42,13 +44,13 @@ class ScriptedModel(TableModel):
         self.script = script
 
     def forward(self, batch, kv):  # type: ignore[no-untyped-def]
-        out = super().forward(batch, kv)
+        logits = super().forward(replace(batch, best_below=None), kv).logits
         # Index in the script of the token after each row.
         places = [part.kv_first + i - 1 for part in batch.rows for i in range(len(part.tokens))]
         for r, row in enumerate(batch.logit_rows):
             said = self.script[min(max(places[row], 0), len(self.script) - 1)]
-            out.logits[r] = 10.0 * (torch.arange(VOCAB) == said)
-        return out
+            logits[r] = 10.0 * (torch.arange(VOCAB) == said)
+        return ForwardOutput.of(logits, batch)
 
 
 def knowing(*script: int) -> ScriptedDrafter:
@@ -173,6 +175,32 @@ def test_32_log_probabilities_of_every_token() -> None:
         assert entry.token == token and entry.logprob == pytest.approx(float(raw[token]), abs=1e-6)
         assert [value for _, value in entry.top] == pytest.approx(sorted(raw.tolist(), reverse=True)[:5], abs=1e-6)
         text.append(token)
+
+
+def test_logits_stay_in_the_model_where_nobody_needs_them() -> None:
+    """Greedy requests need the best id of a row; one that edits its logits or asks for log-probabilities needs all."""
+    bounds: list[int | None] = []
+
+    class Listening(TableModel):
+        def forward(self, batch, kv):  # type: ignore[no-untyped-def]
+            bounds.append(batch.best_below)
+            return super().forward(batch, kv)
+
+    def needed(*params: SamplingParams) -> set[int | None]:
+        bounds.clear()
+        drafter = DraftModel(Listening(0, 1 / 3), pipeline(), VOCAB)
+        rig = Rig(Listening(), drafter)
+        answers = rig.run(*(([1, 2 + i], each) for i, each in enumerate(params)))
+        for i, (answer, each) in enumerate(zip(answers, params, strict=True)):
+            if each.greedy:
+                assert answer.tokens == Rig(TARGET).run(([1, 2 + i], each))[0].tokens
+        return set(bounds)
+
+    assert needed(GREEDY) == needed(GREEDY, GREEDY) == {VOCAB}
+    for whole in ({"logprobs": 1}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 1.0}}, {"temperature": 1.0}):
+        assert needed(GREEDY.replace(**whole)) == {None}
+    assert None in needed(GREEDY, GREEDY.replace(temperature=0.5, seed=1))
+    assert needed(GREEDY.replace(min_tokens=6)) == {None, VOCAB}  # the end is barred until then, and no longer
 
 
 def test_38_mixed_acceptance_in_one_batch() -> None:

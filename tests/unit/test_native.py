@@ -17,7 +17,7 @@ from outpace.cache.base import KVStore
 from outpace.errors import Unsupported
 from outpace.kernels import native
 from outpace.lab.weight_samples import SCALES
-from outpace.models.base import ForwardBatch, LanguageModel, SeqRows
+from outpace.models.base import ForwardBatch, LanguageModel, SeqRows, first_largest
 from outpace.models.native_decoder import NativeDecoder
 from outpace.models.spec import DecoderSpec
 
@@ -142,6 +142,30 @@ def test_a_node_of_a_tree_has_the_bits_of_its_path(isa: str, dtype: str, window:
     after = run(model, kv, SeqRows(0, (5,), 24))
     told = (*TOKENS[:20], TOKENS[30], TOKENS[31], TOKENS[33], TOKENS[36], 5)
     assert torch.equal(text(model, told, [25])[-1:], after)
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_best_id_of_a_row_is_the_first_of_its_largest_logits(isa: str, dtype: str, threads: int) -> None:
+    """Equal rows of the output matrix give equal logits in several tasks; NaN, and a row of nothing else."""
+    spec = dataclasses.replace(SPEC, vocab_size=4103)
+    held = weights(spec, DTYPES[dtype])
+    held["embed"][2000:4000] = held["embed"][:2000].clone()
+    held["embed"][7] = held["embed"][2500] = float("nan")
+    model, kv = NativeDecoder(spec, held, native.open_native(threads, isa)), decoder(isa, dtype).new_store()
+    tokens = (*TOKENS[:60], 7)
+    assert kv.reserve(0, 61)
+    for below in (1, 40, 2001, 3999, 4103):
+        batch = ForwardBatch([SeqRows(0, tokens, 0)], [*range(60, 0, -1)])
+        logits = model.forward(batch, kv).logits
+        out = model.forward(dataclasses.replace(batch, best_below=below), kv)
+        assert out.best is not None and not len(out.logits)
+        assert torch.equal(out.best, first_largest(logits[:, :below]))
+        assert logits[0].isnan().all() and out.best[0] == 0
+    assert len(set(out.best.tolist())) > 5
+    with pytest.raises(ValueError, match=r"1\.\.4103"):
+        model.forward(dataclasses.replace(batch, best_below=4104), kv)
 
 
 def test_what_would_read_or_write_elsewhere_is_refused() -> None:

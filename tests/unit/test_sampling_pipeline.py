@@ -7,6 +7,7 @@ import torch
 
 from law.chance import ALPHA, histogram, p_value
 from outpace.errors import ParameterError
+from outpace.models.base import first_largest
 from outpace.sampling import pipeline as module
 from outpace.sampling.pipeline import LawRow, LogitsPipeline
 from outpace.sampling.rng import Stream, uniforms
@@ -134,6 +135,15 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert support(top_k=2) == [1, 2]
     assert support(top_k=3, top_p=0.5) == [1, 2]
     assert support(top_p=0.3) == [1, 2]
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_law_that_needs_no_logits_is_one_hot_on_the_first_largest(settings: dict) -> None:
+    rows = [LawRow(SamplingParams(**settings), TOKENS, PROMPT, PATH)] * 2
+    logits = torch.tensor([LOGITS, [math.nan, *LOGITS[1:]]])
+    if make().takes_largest(rows):
+        assert make().probs(logits, rows).argmax(-1).tolist() == first_largest(logits[:, :REAL]).tolist()
+    assert make().takes_largest(rows) == (settings == SETTINGS["greedy"])
 
 
 def test_a_path_counts_like_output() -> None:

@@ -62,10 +62,15 @@ class DraftModel:
         active = [w for w in writing if w.depth > 0]
         self._catch_up(active)
         while active:
-            logits = self._model.forward(self._batch(active), self.store).logits.cpu()
-            laws = self._pipeline.probs(logits, [w.law_row() for w in active])
-            for w, law in zip(active, laws, strict=True):
-                w.drafted.append(self._choose(w, law))
+            law_rows = [w.law_row() for w in active]
+            out = self._model.forward(self._batch(active, law_rows), self.store)
+            if out.best is None:
+                laws = self._pipeline.probs(out.logits.cpu(), law_rows)
+                tokens = [self._choose(w, law) for w, law in zip(active, laws, strict=True)]
+            else:
+                tokens = out.best.tolist()
+            for w, token in zip(active, tokens, strict=True):
+                w.drafted.append(token)
             active = [w for w in active if len(w.drafted) < w.depth]
         return pad([(w.drafted, chain_parents(len(w.drafted))) for w in writing], self._claims(writing))
 
@@ -104,7 +109,7 @@ class DraftModel:
                 self._model.forward(ForwardBatch([SeqRows(w.sequence.id, tokens, first)], []), self.store)
                 first, w.pending = first + CHUNK, w.pending - CHUNK
 
-    def _batch(self, active: Seq[_Writing]) -> ForwardBatch:
+    def _batch(self, active: Seq[_Writing], law_rows: Seq[LawRow]) -> ForwardBatch:
         """Own tokens not fed yet on the first pass, then the token drafted last."""
         rows: list[SeqRows] = []
         ends: list[int] = []
@@ -114,7 +119,8 @@ class DraftModel:
             first = len(text) + len(w.drafted) - len(tokens)
             rows.append(SeqRows(w.sequence.id, tokens, first))
             ends.append((ends[-1] if ends else -1) + len(tokens))
-        return ForwardBatch(rows, ends)
+        best_below = self._pipeline.n_real_tokens if self._pipeline.takes_largest(law_rows) else None
+        return ForwardBatch(rows, ends, best_below=best_below)
 
     def _choose(self, w: _Writing, law: Tensor) -> int:
         """Coupled sequences read the noise that the target will read. The others draw, and claim the law as q; their

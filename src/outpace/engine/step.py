@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from outpace.cache.base import KVStore
 from outpace.drafters.base import Drafter, DraftRequest, StepUpdate
 from outpace.engine.stopping import Emission, Output
-from outpace.models.base import ForwardBatch, LanguageModel, SeqRows
+from outpace.models.base import ForwardBatch, ForwardOutput, LanguageModel, SeqRows
 from outpace.sampling.pipeline import LawRow, LogitsPipeline
 from outpace.types import Draft, Sequence, TokenKind, TokenLogprob
 from outpace.verify import coupled, verify
@@ -66,10 +67,12 @@ def step(machine: Machine, work: Seq[Work], outputs: Mapping[int, Output]) -> St
     drafted = time.perf_counter()
 
     rows, logit_rows = _pack(machine.store, work, ready, draft)
-    logits = machine.model.forward(ForwardBatch(rows, logit_rows), machine.store).logits.cpu()  # laws are CPU work
+    law_rows = _law_rows(ready, draft)
+    best_below = machine.pipeline.n_real_tokens if machine.pipeline.takes_largest(law_rows) else None
+    out = machine.model.forward(ForwardBatch(rows, logit_rows, best_below=best_below), machine.store)
     verified = time.perf_counter()
 
-    emissions = _decide(machine, ready, draft, logits) if ready else {}
+    emissions = _decide(machine, ready, draft, law_rows, out) if ready else {}
     taken: dict[int, int] = {}
     updates: list[StepUpdate] = []
     for w in work:
@@ -128,10 +131,9 @@ def _pack(store: KVStore, work: Seq[Work], ready: Seq[Work], draft: Draft) -> tu
     return rows, logit_rows
 
 
-def _decide(machine: Machine, ready: Seq[Work], draft: Draft, logits: Tensor) -> dict[int, Emission]:
-    """Laws for all rows at once, then the acceptance rule of each sequence."""
-    counts = [draft.length(s) + 1 for s in range(len(ready))]
-    law_rows = [
+def _law_rows(ready: Seq[Work], draft: Draft) -> list[LawRow]:
+    """Whose law each logit row is."""
+    return [
         LawRow(
             w.sequence.params,
             w.sequence.tokens,
@@ -139,21 +141,34 @@ def _decide(machine: Machine, ready: Seq[Work], draft: Draft, logits: Tensor) ->
             tuple(int(draft.tokens[s, node]) for node in path(draft, s, row)),
         )
         for s, w in enumerate(ready)
-        for row in range(counts[s])
+        for row in range(draft.length(s) + 1)
     ]
-    laws = machine.pipeline.probs(logits, law_rows)
-    # One sequence needs no padding: at a vocabulary of 150k the copy would cost as much as the laws.
-    parts = list(torch.split(laws, counts))
-    p = laws.unsqueeze(0) if len(parts) == 1 else torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-    stops, extras = _accept(machine.rule, p, draft, [w.sequence for w in ready])
+
+
+def _decide(
+    machine: Machine, ready: Seq[Work], draft: Draft, law_rows: Seq[LawRow], out: ForwardOutput
+) -> dict[int, Emission]:
+    """Laws for all rows at once, then the acceptance rule of each sequence. Where the model gave the best token of each
+    row, that is the law."""
+    counts = [draft.length(s) + 1 for s in range(len(ready))]
+    firsts = [0, *accumulate(counts)]
+    if out.best is None:
+        logits = out.logits.cpu()  # laws are CPU work
+        laws = machine.pipeline.probs(logits, law_rows)
+        # One sequence needs no padding: at a vocabulary of 150k the copy would cost as much as the laws.
+        parts = list(torch.split(laws, counts))
+        p = laws.unsqueeze(0) if len(parts) == 1 else torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+        stops, extras = _accept(machine.rule, p, draft, [w.sequence for w in ready])
+    else:
+        logits, best = out.logits, out.best.tolist()
+        found = coupled.follow(draft, lambda s, row, _: best[firsts[s] + row])
+        stops, extras = found[0].tolist(), found[1].tolist()
     emissions: dict[int, Emission] = {}
-    first = 0
     for s, w in enumerate(ready):
-        stop = int(stops[s])
-        emission = _emission(machine.pipeline, w, draft, s, (stop, int(extras[s]), logits[first:]))
-        dead_end = machine.pipeline.dead_end(law_rows[first + stop])
+        stop = stops[s]
+        emission = _emission(machine.pipeline, w, draft, s, (stop, extras[s], logits[firsts[s] :]))
+        dead_end = machine.pipeline.dead_end(law_rows[firsts[s] + stop])
         emissions[w.sequence.id] = emission if dead_end is None else replace(emission, dead_end=dead_end)
-        first += counts[s]
     return emissions
 
 

@@ -42,19 +42,35 @@ class ForwardBatch:
 
     logit_rows     indices into 0..T-1 whose logits are wanted
     feature_layers hidden states after these layers are returned for every row (empty: none)
+    best_below     None, or a bound of token ids: then no logits are wanted, only each logit row's likeliest id below it
     """
 
     rows: Sequence[SeqRows]
     logit_rows: Sequence[int]
     feature_layers: tuple[int, ...] = ()
+    best_below: int | None = None
 
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """logits [R, V] float32 in logit_rows order; features [T, len(feature_layers) * hidden] or None."""
+    """In logit_rows order logits [R, V] float32, or, where the batch has a best_below, best [R] int64 and logits of no
+    row; features [T, len(feature_layers) * hidden] or None."""
 
     logits: Tensor
     features: Tensor | None = None
+    best: Tensor | None = None
+
+    @classmethod
+    def of(cls, logits: Tensor, batch: ForwardBatch, features: Tensor | None = None) -> ForwardOutput:
+        """What the batch asks for, from the logits of its logit rows."""
+        if batch.best_below is None:
+            return cls(logits, features)
+        return cls(logits[:0], features, first_largest(logits[:, : batch.best_below]))
+
+
+def first_largest(logits: Tensor) -> Tensor:
+    """logits [R, V] -> [R] int64: the lowest id among the largest of each row. NaN counts as -inf, as in the law."""
+    return torch.where(logits.isnan(), -torch.inf, logits).argmax(-1)
 
 
 class LanguageModel(Protocol):

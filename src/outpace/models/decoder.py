@@ -116,7 +116,7 @@ class Decoder:
         if self._spec.layers in batch.feature_layers:
             kept[self._spec.layers] = self._norm(x, self._final_norm)
         features = torch.cat([kept[i] for i in batch.feature_layers], dim=-1) if batch.feature_layers else None
-        return ForwardOutput(self._logits(x, batch), features)
+        return ForwardOutput.of(self._logits(x, batch), batch, features)
 
     def _logits(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         wanted = list(batch.logit_rows)

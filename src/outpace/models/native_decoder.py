@@ -141,22 +141,26 @@ class NativeDecoder:
         wanted = np.array(batch.logit_rows, dtype=np.int32)
         layers = np.array(batch.feature_layers, dtype=np.int32)
         self._check(sequences, tokens, wanted, kv)
+        if batch.best_below is not None and not 1 <= batch.best_below <= self._spec.vocab_size:
+            raise ValueError(f"best_below must lie in 1..{self._spec.vocab_size}")
         positions = _positions(sequences)
         longest = int(positions.max()) + 1
         if longest > self._positions:
             self._grow_tables(max(longest, 2 * self._positions))
         parts, held = self._sequence_rows(sequences, kv)
-        logits = torch.empty(len(wanted), self._spec.vocab_size)
+        below = batch.best_below
+        logits = torch.empty(len(wanted) if below is None else 0, self._spec.vocab_size)
+        best = None if below is None else torch.empty(len(wanted), dtype=torch.int64)
         features = torch.empty(len(tokens), len(layers) * self._spec.hidden)
         work = native.Pass(
             parts,
             *(array.ctypes.data for array in (tokens, positions, wanted, layers)),
-            *(logits.data_ptr(), features.data_ptr()),
-            *(len(sequences), len(tokens), len(wanted), len(layers)),
+            *(logits.data_ptr(), None if best is None else best.data_ptr(), features.data_ptr()),
+            *(len(sequences), len(tokens), len(wanted), len(layers), below or 0),
         )
         self._kernels.forward(self._model, work)
         del held
-        return ForwardOutput(logits, features.to(self._dtype) if len(layers) else None)
+        return ForwardOutput(logits, features.to(self._dtype) if len(layers) else None, best)
 
     def _check(
         self, sequences: Sequence[SeqRows], tokens: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32], kv: KVStore

@@ -107,6 +107,16 @@ class LogitsPipeline:
         """Why the request's constraint allows no token at this row, None if it does. The law there means nothing."""
         return None if self.grammar is None else self.grammar.dead_end(row.context())
 
+    def takes_largest(self, rows: Iterable[LawRow]) -> bool:
+        """Whether the law of each row is one-hot on the first largest of its raw logits below `n_real_tokens`, so that
+        nobody needs the logits: temperature 0, no edit of them, no log-probabilities asked for."""
+        return all(
+            row.params.greedy
+            and row.params.logprobs is None
+            and not any(edit.wants(context) for context in [row.context()] for edit in self.edits)
+            for row in rows
+        )
+
     def probs(self, logits: Tensor, rows: Sequence[LawRow]) -> Tensor:
         """logits [R, V] float32 -> laws [R, V] float32, on the device of the logits.
 

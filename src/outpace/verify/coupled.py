@@ -8,7 +8,7 @@ the key and the target alone. A drafter that takes argmax_x q(x) / e(x) agrees w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,23 +38,28 @@ def emit(p: Tensor, draft: Draft, keys: Sequence[int], positions: Sequence[int])
     positions[s] is the index of the token that row 0 decides, that is, the length of the sequence. Only rows on
     the accepted path are evaluated. Emission = tokens on the path to the stop row, then the extra token.
     """
-    nodes = list(zip(draft.tokens.tolist(), draft.parent.tolist(), strict=True))
-    walks = [
-        _walk(p[s], tokens, parents, key, position)
-        for s, ((tokens, parents), key, position) in enumerate(zip(nodes, keys, positions, strict=True))
-    ]
+    return follow(draft, lambda s, row, depth: coupled_token(p[s, row], keys[s], positions[s] + depth))
+
+
+def follow(draft: Draft, choose: Callable[[int, int, int], int]) -> tuple[Tensor, Tensor]:
+    """Stop row [S] and extra token [S] where the target's token behind row `row` of sequence s, `depth` rows behind the
+    frontier, is choose(s, row, depth), whatever was drafted."""
+    nodes = zip(draft.tokens.tolist(), draft.parent.tolist(), strict=True)
+    walks = [_walk(s, tokens, parents, choose) for s, (tokens, parents) in enumerate(nodes)]
     both = torch.tensor(walks, dtype=torch.int64).reshape(-1, 2)
     return both[:, 0].clone(), both[:, 1].clone()
 
 
-def _walk(p: Tensor, tokens: Sequence[int], parents: Sequence[int], key: int, position: int) -> tuple[int, int]:
-    row = 0
+def _walk(
+    s: int, tokens: Sequence[int], parents: Sequence[int], choose: Callable[[int, int, int], int]
+) -> tuple[int, int]:
+    row = depth = 0
     while True:
-        token = coupled_token(p[row], key, position)
+        token = choose(s, row, depth)
         child = _child(tokens, parents, row, token)
         if child is None:
             return row, token
-        row, position = child + 1, position + 1
+        row, depth = child + 1, depth + 1
 
 
 def _child(tokens: Sequence[int], parents: Sequence[int], row: int, token: int) -> int | None:

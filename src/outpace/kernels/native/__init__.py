@@ -83,8 +83,11 @@ class Pass(ctypes.Structure):
 
     _fields_ = [
         ("sequence", POINTER(SequenceRows)),
-        *((name, c_void_p) for name in ("token", "position", "logit_row", "feature_layer", "logits", "features")),
-        *((name, c_int32) for name in ("sequences", "rows", "logit_rows", "feature_layers")),
+        *(
+            (name, c_void_p)
+            for name in ("token", "position", "logit_row", "feature_layer", "logits", "best", "features")
+        ),
+        *((name, c_int32) for name in ("sequences", "rows", "logit_rows", "feature_layers", "best_below", "unused")),
     ]
 
 

@@ -63,7 +63,8 @@ struct Pass {
     const int32_t *token, *position;  // [rows]
     const int32_t *logit_row;         // [logit_rows], indices of rows
     const int32_t *feature_layer;     // [feature_layers], see models/native_decoder.py
-    float *logits;                    // [logit_rows][vocabulary]
+    float *logits;                    // [logit_rows][vocabulary], not written where `best` is not null
+    int64_t *best;                    // [logit_rows] or null: the lowest id among the largest logits of ids below `best_below`
     float *features;                  // [rows][feature_layers * hidden]
-    int32_t sequences, rows, logit_rows, feature_layers;
+    int32_t sequences, rows, logit_rows, feature_layers, best_below, unused;
 };

@@ -54,7 +54,7 @@ bool Context::prepare(const Model *m, const Pass *pass) {
     size_t threads = pool.threads();
     if (!rows_buffer.reserve(sizeof(float) * floats) || !reserve_encoded(rows, widest) ||
         !places_buffer.reserve(sizeof(RowPlace) * rows) || !reserve_scratch(work) ||
-        !owns.reserve(threads * own_bytes))
+        !candidates_buffer.reserve(sizeof(Candidate) * rows * threads) || !owns.reserve(threads * own_bytes))
         return false;
     float *at = (float *)rows_buffer.data;
     for (int i = 0; i < 5; i++) {
@@ -62,6 +62,7 @@ bool Context::prepare(const Model *m, const Pass *pass) {
         at += line_floats(rows * widths[i]);
     }
     places = (RowPlace *)places_buffer.data;
+    candidates = (Candidate *)candidates_buffer.data;
     RowPlace *place = places;
     for (int i = 0; i < pass->sequences; i++)
         for (int row = 0; row < pass->sequence[i].count; row++) *place++ = {i, row};

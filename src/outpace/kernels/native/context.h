@@ -20,6 +20,11 @@ struct Context {
         int32_t sequence, row;  // which sequence of the pass, which of its rows
     };
 
+    struct Candidate {
+        float value;
+        int64_t id;
+    };
+
     Context(int threads, const Ops *ops) : pool(threads), ops(ops) {}
     // Size the buffers and find each row's sequence. False without memory.
     bool prepare(const Model *m, const Pass *pass);
@@ -34,11 +39,12 @@ struct Context {
     float *x, *normed, *qkv, *attended, *inner;  // [rows][...]
     char *encoded;                               // input of the next matrix
     RowPlace *places;                            // [rows]
+    Candidate *candidates;                       // [threads][rows], see project_best
 
   private:
     bool reserve_encoded(int64_t rows, int64_t cols);
 
-    Buffer rows_buffer, encoded_buffer, places_buffer, scratches, owns;
+    Buffer rows_buffer, encoded_buffer, places_buffer, candidates_buffer, scratches, owns;
     size_t scratch_bytes = 0, own_bytes = 0;
 };
 

@@ -1,5 +1,6 @@
 // One forward pass of a decoder in one call: embedding, layers, output projection. Buffers live in the context and are
 // reused; nothing is allocated per pass once they are large enough.
+#include <math.h>
 #include <string.h>
 
 #include <algorithm>
@@ -271,10 +272,48 @@ void keep_features(Context *ctx, const Model *m, const Pass *pass, int32_t layer
     }
 }
 
+// The output projection of which only each row's largest entry is kept: each thread has the best of its tasks.
+struct Best {
+    Product head;
+    int64_t below;
+    Context::Candidate *found;  // [threads][rows]
+};
+
+void best_task(void *context, int64_t index, int thread) {
+    const Best *b = (const Best *)context;
+    const Product &p = b->head;
+    int64_t first = index * p.chunk, last = std::min(first + p.chunk, b->below), width = last - first;
+    float *part = p.ctx->scratch(thread);
+    p.ctx->ops->linear(p.w, first, last, p.x, p.rows, part - first, width);
+    for (int64_t r = 0; r < p.rows; r++) {
+        const float *row = part + r * width;
+        Context::Candidate *found = b->found + thread * p.rows + r;
+        float value = p.ctx->ops->largest(row, width);
+        if (value < found->value || (value == found->value && first > found->id)) continue;
+        *found = {value, first + (std::find(row, row + width, value) - row)};
+    }
+}
+
+void project_best(Context *ctx, const Model *m, const Pass *pass) {
+    Best b = {product(ctx, &m->head, ctx->encoded, pass->logit_rows, nullptr, 0), pass->best_below, ctx->candidates};
+    int64_t rows = pass->logit_rows, threads = ctx->pool.threads();
+    std::fill_n(b.found, threads * rows, Context::Candidate{-INFINITY, m->head.rows});
+    ctx->pool.run((b.below + b.head.chunk - 1) / b.head.chunk, best_task, &b);
+    for (int64_t r = 0; r < rows; r++) {
+        Context::Candidate best = b.found[r];
+        for (int64_t t = 1; t < threads; t++) {
+            const Context::Candidate &other = b.found[t * rows + r];
+            if (other.value > best.value || (other.value == best.value && other.id < best.id)) best = other;
+        }
+        pass->best[r] = best.value == -INFINITY ? 0 : best.id;
+    }
+}
+
 void project(Context *ctx, const Model *m, const Pass *pass) {
     for (int64_t i = 0; i < pass->logit_rows; i++)
         ctx->ops->rms_norm(ctx->x + pass->logit_row[i] * m->hidden, m->final_norm, m->norm_eps, m->hidden, ctx->normed + i * m->hidden);
     encode(ctx, &m->head, ctx->normed, pass->logit_rows);
+    if (pass->best) return project_best(ctx, m, pass);
     run(ctx, {{product(ctx, &m->head, ctx->encoded, pass->logit_rows, pass->logits, m->head.rows)}, 1});
 }
 

@@ -26,6 +26,7 @@ struct Ops {
     void (*rotate)(float *x, const float *cos, const float *sin, int64_t half);
     void (*gate)(int activation, const float *gate, const float *up, int64_t n, float *out);
     void (*attend)(const AttendArgs *args);
+    float (*largest)(const float *x, int64_t n);  // NaN left aside; -inf if nothing else is there
     // For the bench, see measure.inc.
     uint64_t (*measure_read)(const uint64_t *words, int64_t count);
     double (*measure_multiply)(int format, int64_t rounds);
