@@ -19,10 +19,10 @@ from outpace.cache.slots import SlotStore
 from outpace.drafters.base import Drafter, DraftRequest, Needs, StepUpdate
 from outpace.drafters.draft_model import DraftModel
 from outpace.engine.local import Limits, LocalEngine
-from outpace.engine.policy import FixedDepth
+from outpace.engine.policy import FixedDepth, Policy
 from outpace.engine.step import Machine, StepReport, Work, step
 from outpace.engine.stopping import Output
-from outpace.models.base import ForwardBatch, ForwardOutput
+from outpace.models.base import ForwardBatch, ForwardOutput, OutputIds
 from outpace.sampling.pipeline import LogitsPipeline
 from outpace.text.detokenizer import Detokenizer
 from outpace.types import Delta, Draft, FinishReason, Request, RequestStats, SamplingParams, TokenKind
@@ -156,6 +156,17 @@ def draft_model(wrong: float = 1 / 3, seed: int = 0) -> DraftModel:
     return DraftModel(TableModel(seed, wrong), pipeline(), VOCAB)
 
 
+class CutTable(TableModel):
+    """A table that knows some tokens only (draft_vocab)."""
+
+    def __init__(self, *ids: int, seed: int = 0, wrong: float = 1 / 3) -> None:
+        super().__init__(seed, wrong)
+        self.outputs = OutputIds(torch.tensor(ids), VOCAB)
+
+    def logits(self, context: Sequence[int]) -> Tensor:
+        return self.outputs.spread(super().logits(context)[None, self.outputs.ids])[0]
+
+
 def pipeline() -> LogitsPipeline:
     return LogitsPipeline(VOCAB, ByteCodec.eos_ids)
 
@@ -260,6 +271,7 @@ class Rig:
     pipeline: LogitsPipeline = field(default_factory=pipeline)
     rule: str = "auto"
     check: bool = True
+    policy: Policy | None = None  # FixedDepth(k) if none is given
 
     @contextmanager
     def engine(self) -> Iterator[LocalEngine]:
@@ -268,7 +280,8 @@ class Rig:
         self.store = self.store or self.model.new_store()
         machine = Machine(self.model, self.store, self.pipeline, self.drafter, rule)
         original, local.step = local.step, checked_step if self.check else step
-        engine = LocalEngine(machine, ByteCodec(), self.limits, FixedDepth(self.k if self.drafter else 0))
+        policy = self.policy or FixedDepth(self.k if self.drafter else 0)
+        engine = LocalEngine(machine, ByteCodec(), self.limits, policy)
         try:
             yield engine
         finally:

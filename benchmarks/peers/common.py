@@ -16,6 +16,7 @@ from outpace.lab.compare import spread
 from outpace.models.base import LanguageModel
 from outpace.models.loading import Placement
 from outpace.weights.load import load_decoder
+from outpace.weights.resolve import resolve
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 
@@ -71,4 +72,4 @@ def load(model: str, dtype: str, threads: int) -> LanguageModel:
     if not native.available():
         raise SystemExit(native.missing())
     torch.set_num_threads(1)  # as the engine does: the kernels have threads of their own
-    return load_decoder(model, dtype, Placement(threads=threads))[1]
+    return load_decoder(resolve(model, dtype), dtype, Placement(threads=threads))

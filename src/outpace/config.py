@@ -17,9 +17,10 @@ DTYPES = ("auto", "bfloat16", "float32", "native")
 RULES = ("auto", "token", "block", "tree")
 
 
-# K where none is given. Lookup proposes long drafts only behind a long match, and those are mostly right.
-DEFAULT_K = {"lookup": 8}
-DEFAULT_MODEL_K = 4
+# Longest draft where K is chosen step by step. Lookup proposes long drafts only behind a long match, and those are
+# mostly right.
+MOST_K = {"lookup": 16}
+MOST_MODEL_K = 8
 
 
 def _require(ok: bool, message: str) -> None:
@@ -52,7 +53,7 @@ class SpecConfig(_Config):
     """How to speculate.
 
     draft                    "off", "lookup", or a model reference (hub id, folder, .gguf file, catalogue name)
-    num_speculative_tokens   K, the longest draft; 0 turns speculation off, None takes the drafter's default
+    num_speculative_tokens   K, the length of every draft; 0 turns speculation off, None chooses K for every step
     rule                     acceptance rule for unseeded sampling; "auto" takes block for a chain with a q, else token.
                              Greedy and seeded requests always use the coupled rule.
     """
@@ -73,11 +74,16 @@ class SpecConfig(_Config):
 
     @property
     def k(self) -> int:
-        """K, resolved: 0 without a draft."""
+        """The longest draft: 0 without one."""
         if self.draft == "off":
             return 0
         given = self.num_speculative_tokens
-        return DEFAULT_K.get(self.draft, DEFAULT_MODEL_K) if given is None else given
+        return MOST_K.get(self.draft, MOST_MODEL_K) if given is None else given
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether K is chosen for every step."""
+        return self.draft != "off" and self.num_speculative_tokens is None
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ class EngineConfig(_Config):
     dtype: str = "auto"
     draft_dtype: str = "auto"
     draft_quantization: str = "auto"
+    draft_vocab: int | None = None
+    draft_vocab_corpus: str | None = None
     device: str = "cpu"
     threads: int | None = None
     kernels: str = "auto"
@@ -106,7 +114,12 @@ class EngineConfig(_Config):
             self.draft_quantization in QUANTIZATIONS,
             f"draft_quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.draft_quantization!r}.",
         )
-        for name in ("threads", "max_model_len", "max_num_seqs", "max_batched_tokens", "kv_cache_bytes"):
+        _require(
+            self.draft_vocab_corpus is None or self.draft_vocab is not None,
+            "draft_vocab_corpus says which tokens are frequent, but not how many a draft may use. Set draft_vocab, for"
+            " example 32768.",
+        )
+        for name in ("draft_vocab", "threads", "max_model_len", "max_num_seqs", "max_batched_tokens", "kv_cache_bytes"):
             value = getattr(self, name)
             if value is not None:
                 integer = isinstance(value, int) and not isinstance(value, bool)

@@ -57,6 +57,7 @@ class Description:
     draft_reason: str = "asked for"
     draft_weight_bytes: int = 0
     k: int = 4
+    shown_k: str = "4"
     load_seconds: float = 0.1
 
 

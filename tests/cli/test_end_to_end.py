@@ -54,6 +54,58 @@ def test_a_draft_that_is_the_target_accepts_everything(tiny_model: Path, outpace
     assert stats["drafted"] == stats["accepted"] > 20
 
 
+def test_k_is_chosen_by_costs_that_are_measured_once(
+    tiny_model: Path, tiny_draft: Path, outpace: Callable, tmp_path: Path
+) -> None:
+    options = ("generate", str(tiny_model), "-p", PROMPT, "--max-tokens", "30", "--draft", str(tiny_draft))
+    first, cached = outpace(*options), list((tmp_path / "cache" / "costs").iterdir())
+    assert first.code == 0 and "what passes of" in first.err and "K auto (at most 8)" in first.err
+    assert len(cached) == 2
+    cached[0].write_text("damaged")
+    again = outpace(*options, "-k", "auto")
+    assert again.out == first.out and again.err.count("what passes of") == 1
+    assert "what passes of" not in outpace(*options).err
+    assert "what passes of" not in outpace(*options, "-k", "2").err
+
+
+def test_a_draft_of_frequent_tokens_gives_the_same_text(tiny_model: Path, outpace: Callable, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(f"{PROMPT}\n" * 3)
+    options = ("-p", PROMPT, "--max-tokens", "40", "--ignore-eos", "true", "--json")
+    exact = ("--draft", str(tiny_model), "--draft-dtype", "float32", "-k", "3")
+
+    def answer(*draft: str) -> dict:
+        result = outpace("generate", str(tiny_model), *options, *exact, *draft)
+        assert result.code == 0, result.err
+        return json.loads(result.out)
+
+    whole = answer()
+    some = [answer("--draft-vocab", "300"), answer("--draft-vocab", "280", "--draft-vocab-corpus", str(corpus))]
+    for other in some:
+        assert other["tokens"] == whole["tokens"]
+        assert other["stats"]["accepted"] < other["stats"]["drafted"]
+    assert whole["stats"]["accepted"] == whole["stats"]["drafted"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--draft-vocab", "5"), "needs at least"),
+        (("--draft-vocab", "100000"), "311 in all"),
+        (("--draft-vocab", "0"), "draft_vocab must be an integer >= 1"),
+        (("--draft-vocab-corpus", "x.txt"), "Set draft_vocab"),
+        (("--draft-vocab", "300", "--draft-vocab-corpus", "no/such.txt"), "no/such.txt does not exist"),
+        (("--draft-vocab", "300", "--draft", "lookup"), "--draft lookup has none"),
+    ],
+)
+def test_a_draft_vocabulary_that_cannot_be(
+    options: tuple[str, ...], said: str, tiny_model: Path, tiny_draft: Path, outpace: Callable
+) -> None:
+    result = outpace("generate", str(tiny_model), "-p", PROMPT, "--draft", str(tiny_draft), *options)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err and result.err.count("error: ") == 1
+
+
 def test_a_draft_with_another_tokenizer_is_refused(tiny_model: Path, foreign_draft: Path, outpace: Callable) -> None:
     result = outpace("generate", str(tiny_model), "-p", PROMPT, "--draft", str(foreign_draft))
     assert (result.code, result.out) == (2, "")

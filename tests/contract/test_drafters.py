@@ -13,6 +13,7 @@ from fakes import (
     VOCAB,
     ArgmaxClaimsSoftmax,
     ByteCodec,
+    CutTable,
     TableModel,
     contents,
     draft_model,
@@ -33,6 +34,7 @@ TARGET = TableModel()
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "lookup": Lookup,
     "draft_model": draft_model,
+    "draft_model of some tokens": lambda: DraftModel(CutTable(0, 2, 3, 5, 7, 8), pipeline(), VOCAB),
     "fake: mixed": lambda: mixed_drafter(TARGET),
     "fake: tree": lambda: tree_drafter(TARGET),
 }

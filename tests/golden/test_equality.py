@@ -14,6 +14,7 @@ from fakes import (
     VOCAB,
     Answer,
     ByteCodec,
+    CutTable,
     NoRollbackStore,
     PathBlindPipeline,
     Rig,
@@ -26,8 +27,11 @@ from fakes import (
     tree_drafter,
 )
 from outpace.drafters.base import Drafter
+from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.lookup import Lookup
+from outpace.engine.costs import PassCosts
 from outpace.engine.local import Limits
+from outpace.engine.policy import AdaptiveDepth, AdaptiveSettings
 from outpace.errors import EngineDead
 from outpace.lab.reference import decode
 from outpace.types import FinishReason, SamplingParams
@@ -44,6 +48,7 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "none": lambda: None,
     "mixed": lambda: mixed_drafter(TARGET),
     "draft_model": draft_model,
+    "draft_model of some tokens": lambda: DraftModel(CutTable(0, 2, 3, 5, 7, 8), pipeline(), VOCAB),
     "the target itself": lambda: draft_model(wrong=0.0),
     "lookup": Lookup,
     "tree": lambda: tree_drafter(TARGET),
@@ -94,6 +99,19 @@ def test_every_drafter_gives_the_oracles_text(drafter: str, k: int, batch: int) 
     for start in range(0, len(work), batch):
         part = work[start : start + batch]
         for answer, (prompt, params) in zip(Rig(TARGET, DRAFTERS[drafter](), k).run(*part), part, strict=True):
+            agrees(answer, prompt, params)
+
+
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name != "none"])
+@pytest.mark.parametrize("dear", [0.0, 0.3, 3.0])
+def test_a_policy_that_chooses_k_changes_no_text(drafter: str, dear: float) -> None:
+    """Rows that cost nothing more, something, and so much that nothing is drafted but tries."""
+    verify, draft = (PassCosts({1: 1.0, 30: 1.0 + 29 * cost}) for cost in (dear, dear / 2))
+    for seed in range(3):
+        policy = AdaptiveDepth(verify, draft, AdaptiveSettings(k_max=6, first_wait=seed))
+        work = requests(6, seed)
+        answers = Rig(TARGET, DRAFTERS[drafter](), policy=policy, limits=Limits(4096, 4, 24)).run(*work)
+        for answer, (prompt, params) in zip(answers, work, strict=True):
             agrees(answer, prompt, params)
 
 

@@ -164,7 +164,7 @@ def test_the_best_id_of_a_row_is_the_first_of_its_largest_logits(isa: str, dtype
         assert torch.equal(out.best, first_largest(logits[:, :below]))
         assert logits[0].isnan().all() and out.best[0] == 0
     assert len(set(out.best.tolist())) > 5
-    with pytest.raises(ValueError, match=r"1\.\.4103"):
+    with pytest.raises(ValueError, match=r"more than there are \(4103\)"):
         model.forward(dataclasses.replace(batch, best_below=4104), kv)
 
 

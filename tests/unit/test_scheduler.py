@@ -43,14 +43,29 @@ def test_a_prompt_is_fed_in_chunks_and_drafts_start_behind_the_first_token() -> 
     assert shape(scheduler.plan()) == [(0, 1, 4, True)]
 
 
-def test_the_budget_bounds_all_rows_of_a_step_and_the_starved_come_first() -> None:
-    kv = store()
-    scheduler = Scheduler(kv, FixedDepth(3), 8, 10)
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (6, [(0, 3, 0, True), (1, 3, 0, True)]),
+        (8, [(0, 3, 0, True), (1, 3, 0, True), (2, 2, 0, False)]),
+        (13, [(0, 3, 3, True), (1, 3, 1, True), (2, 3, 0, True)]),
+    ],
+)
+def test_the_budget_bounds_all_rows_and_own_tokens_come_before_drafts(
+    budget: int, expected: list[tuple[int, int, int, bool]]
+) -> None:
+    scheduler = Scheduler(store(), FixedDepth(3), 8, budget)
     for i in range(3):
         scheduler.add(sequence(i, 2, generated=1))
-    first = scheduler.plan()
-    assert shape(first) == [(0, 3, 3, True), (1, 3, 1, True)]
-    commit(kv, first)
+    assert shape(scheduler.plan()) == expected
+
+
+def test_the_starved_come_first_on_the_next_step() -> None:
+    kv = store()
+    scheduler = Scheduler(kv, FixedDepth(3), 8, 6)
+    for i in range(3):
+        scheduler.add(sequence(i, 2, generated=1))
+    commit(kv, scheduler.plan())
     assert scheduler.plan().work[0].sequence.id == 2
 
 

@@ -81,7 +81,7 @@ def circumstances(about: EngineDescription, plan: Plan, repeats: int, prompts: i
         "dtype": about.dtype,
         "draft": about.drafter,
         "draft_reason": about.draft_reason,
-        "k": about.k,
+        "k": about.shown_k,
         "threads": about.threads,
         "kernels": about.kernels,
         "prompts": prompts,

@@ -154,9 +154,9 @@ def summary(answer: Answer, about: EngineDescription) -> str:
         line += f", {stats.tokens_per_second:.1f} tok/s"
     if stats.drafted:
         line += f", acceptance {stats.acceptance_rate:.0%} ({stats.accepted} of {stats.drafted} drafted)"
-        line += f", {stats.mean_acceptance_length:.2f} tokens per step, K {about.k}, draft {about.drafter}"
+        line += f", {stats.mean_acceptance_length:.2f} tokens per step, K {about.shown_k}, draft {about.drafter}"
     elif about.drafter != "off" and about.k:
-        line += f", nothing drafted (draft {about.drafter}, K {about.k})"
+        line += f", nothing drafted (draft {about.drafter}, K {about.shown_k})"
     else:
         line += ", plain decoding"
     endings = {FinishReason.LENGTH: " [stopped at --max-tokens]", FinishReason.ABORT: " [interrupted]"}

@@ -50,6 +50,10 @@ def _boolean(text: str) -> bool:
     return words[text.lower()]
 
 
+def _depth(text: str) -> int | None:
+    return None if text == "auto" else int(text)
+
+
 def _bias(text: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
     return int(token), float(bias)
@@ -71,8 +75,8 @@ SETTINGS = (
         "num_speculative_tokens",
         SPEC,
         ("-k", "--draft-tokens"),
-        int,
-        "longest draft, K (default: 8 for lookup, 4 for a model; 0 is plain)",
+        _depth,
+        "draft length K: auto (default) chooses for every step, 0 is plain",
         "K",
         ("--num-speculative-tokens",),
     ),
@@ -109,6 +113,23 @@ SETTINGS = (
         str,
         f"rounding of the draft model's weights: {', '.join(QUANTIZATIONS)}",
         "KIND",
+        advanced=True,
+    ),
+    Setting(
+        "draft_vocab",
+        ENGINE,
+        ("--draft-vocab",),
+        int,
+        "tokens that a draft model may say: the N most frequent",
+        advanced=True,
+    ),
+    Setting(
+        "draft_vocab_corpus",
+        ENGINE,
+        ("--draft-vocab-corpus",),
+        str,
+        "text (.txt, .jsonl) to count frequent tokens in, like what the model will write",
+        "FILE",
         advanced=True,
     ),
     Setting("device", ENGINE, ("--device",), str, "where to run (default cpu)", "DEVICE", advanced=True),

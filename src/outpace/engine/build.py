@@ -6,8 +6,11 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from outpace.cache.base import KVStore
 from outpace.config import EngineConfig, SpecConfig
@@ -15,8 +18,9 @@ from outpace.drafters.base import Drafter, Needs
 from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.forced import Forced
 from outpace.drafters.lookup import Lookup
+from outpace.engine.costs import known_costs
 from outpace.engine.local import Limits, LocalEngine
-from outpace.engine.policy import FixedDepth
+from outpace.engine.policy import AdaptiveDepth, AdaptiveSettings, FixedDepth, Policy
 from outpace.engine.step import Machine
 from outpace.errors import CapacityError, ConfigError, Unsupported
 from outpace.models.base import LanguageModel
@@ -25,14 +29,20 @@ from outpace.sampling.constrained import GrammarMask
 from outpace.sampling.grammar import Grammars, Vocabulary
 from outpace.sampling.pipeline import LogitsPipeline
 from outpace.text.codec import TokenizerCodec
+from outpace.text.frequency import count_tokens, frequent_ids
 from outpace.text.vocab_map import compare_vocabularies
 from outpace.verify import choose_rule
 from outpace.weights.load import load_decoder
+from outpace.weights.local import Progress, silent
+from outpace.weights.resolve import resolve
 
-Progress = Callable[[str, int, int], None]
+ChooseOutputs = Callable[[TokenizerCodec], Tensor]
 
 # Share of the memory still free after loading that the KV store may grow into, if nobody says otherwise.
 KV_SHARE = 0.8
+# Rows at which passes are measured for adaptive K: what checks a draft, and one token each for several sequences.
+VERIFY_ROWS = (*range(1, 10), 12, 17, 32)
+DRAFT_ROWS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -53,11 +63,18 @@ class EngineDescription:
     draft_reason: str
     draft_weight_bytes: int
     k: int
+    adaptive: bool
     load_seconds: float
+
+    @property
+    def shown_k(self) -> str:
+        """K for people."""
+        return f"auto (at most {self.k})" if self.adaptive else str(self.k)
 
 
 @dataclass(frozen=True)
 class _Loaded:
+    folder: Path
     model: LanguageModel
     codec: TokenizerCodec
     grammars: Grammars  # of the codec's vocabulary; costs nothing until the first constraint
@@ -71,10 +88,12 @@ class _Loaded:
 class LoadedEngine:
     """A running engine and what belongs to it. Close it, or use it as a context manager."""
 
-    def __init__(self, target: _Loaded, machine: Machine, limits: Limits, description: EngineDescription) -> None:
+    def __init__(
+        self, target: _Loaded, machine: Machine, limits: Limits, policy: Policy, description: EngineDescription
+    ) -> None:
         self._target, self._limits = target, limits
         self.description = description
-        self.client = LocalEngine(machine, target.codec, limits, FixedDepth(description.k))
+        self.client = LocalEngine(machine, target.codec, limits, policy)
         self._engines = [self.client]
 
     @property
@@ -113,7 +132,7 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
     another tokenizer, CapacityError if the KV store could not hold a single sequence.
     """
     start = time.perf_counter()
-    target = _load(config, config.model, config.dtype, "none", progress)
+    target = _load(config.model, config.dtype, _place(config, "none"), None, progress)
     # Small torch operations between passes must not wake a second pool: its threads would spin beside ours.
     threads = config.threads or physical_cores()
     torch.set_num_threads(1 if target.model.bit_invariant else threads)
@@ -124,6 +143,7 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
     drafter = _drafter(spec, target, draft, grammar, rows)
     limits = Limits(context, config.max_num_seqs, config.max_batched_tokens, rows)
     machine = _machine(target, grammar, drafter, spec.rule, rows)
+    policy = _policy(spec, target, draft, threads, progress or silent)
     description = EngineDescription(
         model=config.model,
         dtype="native" if config.dtype == "native" else str(target.model.dtype).removeprefix("torch."),
@@ -138,16 +158,21 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
         draft_reason=reason,
         draft_weight_bytes=draft.model.weight_bytes() if draft else 0,
         k=spec.k,
+        adaptive=spec.adaptive,
         load_seconds=time.perf_counter() - start,
     )
-    return LoadedEngine(target, machine, limits, description)
+    return LoadedEngine(target, machine, limits, policy, description)
 
 
-def _load(config: EngineConfig, ref: str, dtype: str, quantization: str, progress: Progress | None) -> _Loaded:
-    place = Placement(config.device, config.threads, config.kernels, quantization)
-    folder, model = load_decoder(ref, dtype, place, progress)
+def _place(config: EngineConfig, quantization: str) -> Placement:
+    return Placement(config.device, config.threads, config.kernels, quantization)
+
+
+def _load(ref: str, dtype: str, place: Placement, choose: ChooseOutputs | None, progress: Progress | None) -> _Loaded:
+    folder = resolve(ref, dtype, progress)
     codec = TokenizerCodec.from_folder(folder)
-    return _Loaded(model, codec, Grammars(_vocabulary(codec)))
+    model = load_decoder(folder, dtype, place, None if choose is None else choose(codec))
+    return _Loaded(folder, model, codec, Grammars(_vocabulary(codec)))
 
 
 def _vocabulary(codec: TokenizerCodec) -> Vocabulary:
@@ -178,18 +203,34 @@ def _draft_model(
     if spec.k == 0:
         return None, "K is 0"
     if spec.draft == "lookup":
+        _check_lookup(config)
         return None, "suffix lookup in the request's own text"
     quantization = config.draft_quantization
-    if quantization == "auto":  # int8 reads half the bytes of bfloat16 and agrees with the target as often
-        quantization = "int8" if target.model.bit_invariant and config.draft_dtype == "auto" else "none"
-    draft = _load(config, spec.draft, config.draft_dtype, quantization, progress)
+    if quantization == "auto":  # half the time of int8, for one or two tokens in a hundred fewer accepted
+        quantization = "int4" if target.model.bit_invariant and config.draft_dtype == "auto" else "none"
+    choose = None if config.draft_vocab is None else partial(_frequent, config.draft_vocab, config.draft_vocab_corpus)
+    draft = _load(spec.draft, config.draft_dtype, _place(config, quantization), choose, progress)
     verdict = compare_vocabularies(target.codec, draft.codec)
     if not verdict.same:
         raise Unsupported(
             f"{spec.draft} cannot draft for {config.model}: they speak different tokenizers. {verdict.text}"
             " Use a draft of the same family, or --draft lookup, which needs no model."
         )
-    return draft, f"draft model with the target's tokenizer, on {draft.model.kernels_name}"
+    some = "" if config.draft_vocab is None else f", {config.draft_vocab} of {draft.codec.vocab_size} tokens"
+    return draft, f"draft model with the target's tokenizer, on {draft.model.kernels_name}{some}"
+
+
+def _frequent(count: int, corpus: str | None, codec: TokenizerCodec) -> Tensor:
+    counts = None if corpus is None else count_tokens(codec, Path(corpus))
+    return torch.from_numpy(frequent_ids(codec, count, counts))
+
+
+def _check_lookup(config: EngineConfig) -> None:
+    if config.draft_vocab is not None:
+        raise Unsupported(
+            "draft_vocab cuts down the output projection of a draft model, and --draft lookup has none. Leave"
+            " --draft-vocab out, or name a draft model."
+        )
 
 
 def _drafter(
@@ -204,6 +245,14 @@ def _drafter(
     pipeline = LogitsPipeline(draft.model.spec.vocab_size, target.codec.eos_ids, known, grammar=grammar)
     budget = None if rows is None else rows * draft.row_bytes
     return Forced(DraftModel(draft.model, pipeline, target.model.spec.vocab_size, budget), grammar)
+
+
+def _policy(spec: SpecConfig, target: _Loaded, draft: _Loaded | None, threads: int, progress: Progress) -> Policy:
+    if not spec.adaptive:
+        return FixedDepth(spec.k)
+    verify = known_costs(target.model, target.folder, threads, VERIFY_ROWS, progress)
+    drafting = None if draft is None else known_costs(draft.model, draft.folder, threads, DRAFT_ROWS, progress)
+    return AdaptiveDepth(verify, drafting, AdaptiveSettings(spec.k))
 
 
 def _context(config: EngineConfig, target: _Loaded) -> int:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
-from outpace.engine.policy import FixedDepth
+from outpace.engine.policy import Policy
 from outpace.engine.scheduler import Scheduler
 from outpace.engine.stats import EngineMeter, RequestMeter
 from outpace.engine.step import Machine, step
@@ -71,8 +71,8 @@ class Stream:
 class LocalEngine:
     """EngineClient over a Machine. `submit` is the asynchronous edge, `generate` the synchronous one."""
 
-    def __init__(self, machine: Machine, codec: Codec, limits: Limits, policy: FixedDepth) -> None:
-        self._machine, self._codec, self._limits = machine, codec, limits
+    def __init__(self, machine: Machine, codec: Codec, limits: Limits, policy: Policy) -> None:
+        self._machine, self._codec, self._limits, self._policy = machine, codec, limits, policy
         self._scheduler = Scheduler(machine.store, policy, limits.max_num_seqs, limits.max_batched_tokens)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs: dict[int, _Job] = {}
@@ -222,6 +222,7 @@ class LocalEngine:
             self._jobs[serial].meter.begin()
         report = step(self._machine, plan.work, outputs)
         self._meter.add(report)
+        self._policy.observe(plan.work, report)
         for serial in outputs:
             job = self._jobs[serial]
             job.meter.share(report, len(outputs))
@@ -255,6 +256,7 @@ class LocalEngine:
             del self._ids[job.request.id]
         self._scheduler.remove(job.output.sequence)
         self._machine.pipeline.forget(job.output.sequence.tokens)
+        self._policy.release(serial)
         self._release(serial)
 
     def _release(self, serial: int) -> None:

@@ -4,10 +4,10 @@ token budget. When the KV store is full, the youngest sequence gives its rows ba
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outpace.cache.base import KVStore
-from outpace.engine.policy import FixedDepth
+from outpace.engine.policy import Policy
 from outpace.engine.step import Work
 from outpace.types import Sequence
 
@@ -23,7 +23,7 @@ class Plan:
 class Scheduler:
     """First come, first served. `max_batched_tokens` bounds the rows of one forward pass, draft rows included."""
 
-    def __init__(self, store: KVStore, policy: FixedDepth, max_num_seqs: int, max_batched_tokens: int) -> None:
+    def __init__(self, store: KVStore, policy: Policy, max_num_seqs: int, max_batched_tokens: int) -> None:
         self._store, self._policy = store, policy
         self._max_num_seqs, self._budget = max_num_seqs, max_batched_tokens
         self._waiting: deque[Sequence] = deque()
@@ -52,14 +52,12 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """Reserve rows and say who does what. Empty only if there is nothing to do."""
-        plan, budget = Plan(), self._budget
+        plan = Plan()
         self._admit(plan)
-        for sequence in list(self._running):
-            if budget < 1:
-                break
+        for work in self._share():
+            sequence = work.sequence
             if sequence not in self._running:  # preempted for an older one on this very step
                 continue
-            work = self._work(sequence, budget)
             while not self._store.reserve(sequence.id, work.feed + work.depth):
                 if work.depth:  # a draft is a luxury: drop it before anybody loses rows
                     work = Work(sequence, work.feed, 0, work.reaches_frontier)
@@ -67,7 +65,6 @@ class Scheduler:
                     break
             else:
                 plan.work.append(work)
-                budget -= work.feed + work.depth
         # The next step starts with those that got nothing on this one.
         served = {w.sequence.id for w in plan.work}
         self._running.sort(key=lambda sequence: sequence.id in served)
@@ -86,12 +83,22 @@ class Scheduler:
         self._store.release(sequence.id)
         return fits
 
-    def _work(self, sequence: Sequence, budget: int) -> Work:
-        pending = len(sequence.tokens) - self._store.length(sequence.id)
-        feed = min(pending, budget)
-        reaches = feed == pending
-        depth = min(self._policy.depth(sequence), budget - feed) if reaches else 0
-        return Work(sequence, feed, depth, reaches)
+    def _share(self) -> list[Work]:
+        """The budget: each sequence's own tokens first, in turn, then drafts of what is left."""
+        budget, works = self._budget, []
+        for sequence in self._running:
+            pending = len(sequence.tokens) - self._store.length(sequence.id)
+            feed = min(pending, budget)
+            if feed:
+                works.append(Work(sequence, feed, 0, feed == pending))
+            budget -= feed
+        ready = [w.sequence for w in works if w.reaches_frontier]
+        depths = self._policy.depths(ready, self._budget - budget)
+        for i, work in enumerate(works):
+            depth = min(depths[work.sequence.id], budget) if work.reaches_frontier else 0
+            works[i] = replace(work, depth=depth)
+            budget -= depth
+        return works
 
     def _preempt_youngest(self, plan: Plan, keep: Sequence) -> bool:
         """Take the rows of the sequence that came last; False if `keep` itself is the last one left to take from."""

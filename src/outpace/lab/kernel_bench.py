@@ -28,6 +28,7 @@ from outpace.lab.weight_samples import DTYPES, copies, dense, make_weight, weigh
 from outpace.models.base import ForwardBatch, ForwardOutput, LanguageModel, SeqRows
 from outpace.models.loading import Placement, physical_cores
 from outpace.weights.load import load_decoder
+from outpace.weights.resolve import resolve
 
 Progress = Callable[[str, int, int], None]
 Key = TypeVar("Key")
@@ -130,7 +131,7 @@ def bench_kernels(config: EngineConfig, quantization: str, setup: Setup, progres
         raise Unsupported(f"{quantization} weights need the native kernels, which are not in use. Leave it out.")
     threads = config.threads or physical_cores()
     place = Placement(config.device, config.threads, config.kernels, quantization)
-    _, model = load_decoder(config.model, config.dtype, place, progress)
+    model = load_decoder(resolve(config.model, config.dtype, progress), config.dtype, place)
     mine: tuple[Meter, Meter] = TorchMeter(threads), TorchMeter(1)
     if own:
         mine = native.open_native(threads), native.open_native(1)

@@ -150,7 +150,7 @@ def _memory_line(curve: Curve, limits: Limits) -> str:
     return (
         f"one pass over {curve.name} reads {curve.weight_bytes / 1e9:.3g} GB: at {curve.weight_bytes / least / 1e9:.3g}"
         f" GB/s no less than {_ms(least)}; measured {_ms(curve.time(1).median)}, {curve.share(limits).median:.0%} of"
-        " the read bandwidth"
+        f" the read bandwidth, {curve.rate().median / limits.copy.median:.0%} of what a copy moves"
     )
 
 

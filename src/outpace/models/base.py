@@ -68,6 +68,25 @@ class ForwardOutput:
         return cls(logits[:0], features, first_largest(logits[:, : batch.best_below]))
 
 
+class OutputIds:
+    """The token ids that a model gives logits for, where its output projection was cut down to some (`draft_vocab`):
+    ascending, ids [N] int64 of a vocabulary of `width`. All others have logit -inf."""
+
+    def __init__(self, ids: Tensor, width: int) -> None:
+        if not len(ids) or ids[0] < 0 or ids[-1] >= width or bool((ids.diff() <= 0).any()):
+            raise ValueError(f"output ids must ascend within 0..{width - 1}")
+        self.ids, self.width = ids, width
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """logits [R, N] of the kept ids -> [R, width]."""
+        whole = logits.new_full((len(logits), self.width), -torch.inf)
+        return whole.index_copy_(1, self.ids.to(logits.device), logits)
+
+    def below(self, bound: int) -> int:
+        """How many of them lie below an id."""
+        return int(torch.searchsorted(self.ids, bound))
+
+
 def first_largest(logits: Tensor) -> Tensor:
     """logits [R, V] -> [R] int64: the lowest id among the largest of each row. NaN counts as -inf, as in the law."""
     return torch.where(logits.isnan(), -torch.inf, logits).argmax(-1)

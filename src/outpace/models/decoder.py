@@ -10,7 +10,7 @@ from torch import Tensor
 from outpace.cache.base import KVStore
 from outpace.cache.slots import SlotStore
 from outpace.kernels.base import Kernels
-from outpace.models.base import ForwardBatch, ForwardOutput, SeqRows
+from outpace.models.base import ForwardBatch, ForwardOutput, OutputIds, SeqRows
 from outpace.models.layers import LayerWeights, RopeTable, Span, norm_weight, prepare_layer, visible_rows
 from outpace.models.spec import DecoderSpec, RopeSpec
 
@@ -31,10 +31,13 @@ class Decoder:
     """LanguageModel (models/base.py) over prepared weights.
 
     weights are taken over: the dict is empty afterwards, so that packed copies do not double the memory.
+    outputs  the ids of the rows of lm_head, None for the whole vocabulary
     """
 
-    def __init__(self, spec: DecoderSpec, weights: dict[str, Tensor], kernels: Kernels) -> None:
-        self._spec, self._kernels = spec, kernels
+    def __init__(
+        self, spec: DecoderSpec, weights: dict[str, Tensor], kernels: Kernels, outputs: OutputIds | None = None
+    ) -> None:
+        self._spec, self._kernels, self._outputs = spec, kernels, outputs
         embed = weights.pop("embed")
         self._dtype, self._device = embed.dtype, embed.device
         self._embed = kernels.prepare([embed])
@@ -122,7 +125,8 @@ class Decoder:
         wanted = list(batch.logit_rows)
         if wanted != list(range(len(x))):
             x = x[torch.tensor(wanted, dtype=torch.int64, device=self._device)]
-        return self._kernels.logits(self._norm(x, self._final_norm), self._head)
+        logits = self._kernels.logits(self._norm(x, self._final_norm), self._head)
+        return logits if self._outputs is None else self._outputs.spread(logits)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._kernels.rms_norm(x, weight, self._spec.norm_eps)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from outpace.errors import Unsupported
 from outpace.kernels import native
 from outpace.kernels.registry import select
-from outpace.models.base import LanguageModel
+from outpace.models.base import LanguageModel, OutputIds
 from outpace.models.decoder import Decoder
 from outpace.models.native_decoder import NativeDecoder
 from outpace.models.spec import DecoderSpec
@@ -28,8 +29,15 @@ class Placement:
     quantization: str = "none"
 
 
-def make_decoder(spec: DecoderSpec, weights: dict[str, native.Weight], place: Placement) -> LanguageModel:
-    """The weights are taken over. Unsupported if native kernels or a quantization were asked for and cannot be had."""
+def make_decoder(
+    spec: DecoderSpec, weights: dict[str, native.Weight], place: Placement, output_ids: Tensor | None = None
+) -> LanguageModel:
+    """The weights are taken over. output_ids [N] int64, ascending: the output projection is cut down to these tokens.
+    Unsupported if native kernels or a quantization were asked for and cannot be had."""
+    outputs = None if output_ids is None else OutputIds(output_ids, spec.vocab_size)
+    if outputs is not None:
+        weights["lm_head"] = _rows(weights["embed" if spec.tied else "lm_head"], outputs.ids)
+        spec = replace(spec, tied=False)
     device, kernels = place.device, place.kernels
     quantise = None if place.quantization == "none" else place.quantization
     on_cpu = torch.device(device).type == "cpu"
@@ -38,7 +46,8 @@ def make_decoder(spec: DecoderSpec, weights: dict[str, native.Weight], place: Pl
     if kernels == "native" and not native.available():
         raise Unsupported(native.missing())
     if kernels != "torch" and on_cpu and native.available():
-        return NativeDecoder(spec, weights, native.open_native(place.threads or physical_cores()), quantise)
+        pool = native.open_native(place.threads or physical_cores())
+        return NativeDecoder(spec, weights, pool, quantise, outputs)
     if quantise:
         raise Unsupported(
             f"{place.quantization} weights need the native CPU kernels, which are not in use here. Leave"
@@ -50,7 +59,13 @@ def make_decoder(spec: DecoderSpec, weights: dict[str, native.Weight], place: Pl
             "The blocks of a .gguf file run on the native CPU kernels only, which are not in use here. Use --dtype"
             " bfloat16, which widens them."
         )
-    return Decoder(spec, tensors, select(torch.device(device)))
+    return Decoder(spec, tensors, select(torch.device(device)), outputs)
+
+
+def _rows(weight: native.Weight, ids: Tensor) -> native.Weight:
+    if isinstance(weight, native.Blocks):
+        return native.Blocks(weight.data[ids], weight.kind, weight.cols)
+    return weight[ids.to(weight.device)]
 
 
 def physical_cores() -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from outpace.cache.base import KVStore
 from outpace.cache.slots import SlotStore
 from outpace.kernels import native
-from outpace.models.base import ForwardBatch, ForwardOutput, SeqRows
+from outpace.models.base import ForwardBatch, ForwardOutput, OutputIds, SeqRows
 from outpace.models.layers import ancestors, rotations
 from outpace.models.spec import DecoderSpec, RopeSpec
 
@@ -26,12 +26,18 @@ class NativeDecoder:
     where they lie, so a mapped checkpoint is neither copied nor packed.
 
     quantise  "int8" or "int4": matrices are rounded when loaded (for drafters: the target verifies)
+    outputs   the ids of the rows of lm_head, None for the whole vocabulary
     """
 
     def __init__(
-        self, spec: DecoderSpec, weights: dict[str, native.Weight], kernels: native.Native, quantise: str | None = None
+        self,
+        spec: DecoderSpec,
+        weights: dict[str, native.Weight],
+        kernels: native.Native,
+        quantise: str | None = None,
+        outputs: OutputIds | None = None,
     ) -> None:
-        self._spec, self._kernels, self._quantise = spec, kernels, quantise
+        self._spec, self._kernels, self._quantise, self._outputs = spec, kernels, quantise, outputs
         self._held: list[native.Weight] = []  # everything the structs point to
         embed = weights.pop("embed")
         self._dtype = torch.bfloat16 if isinstance(embed, native.Blocks) else embed.dtype
@@ -141,26 +147,33 @@ class NativeDecoder:
         wanted = np.array(batch.logit_rows, dtype=np.int32)
         layers = np.array(batch.feature_layers, dtype=np.int32)
         self._check(sequences, tokens, wanted, kv)
-        if batch.best_below is not None and not 1 <= batch.best_below <= self._spec.vocab_size:
-            raise ValueError(f"best_below must lie in 1..{self._spec.vocab_size}")
         positions = _positions(sequences)
         longest = int(positions.max()) + 1
         if longest > self._positions:
             self._grow_tables(max(longest, 2 * self._positions))
         parts, held = self._sequence_rows(sequences, kv)
-        below = batch.best_below
-        logits = torch.empty(len(wanted) if below is None else 0, self._spec.vocab_size)
-        best = None if below is None else torch.empty(len(wanted), dtype=torch.int64)
+        logits, best, below = self._answers(len(wanted), batch.best_below)
         features = torch.empty(len(tokens), len(layers) * self._spec.hidden)
         work = native.Pass(
             parts,
             *(array.ctypes.data for array in (tokens, positions, wanted, layers)),
             *(logits.data_ptr(), None if best is None else best.data_ptr(), features.data_ptr()),
-            *(len(sequences), len(tokens), len(wanted), len(layers), below or 0),
+            *(len(sequences), len(tokens), len(wanted), len(layers), below),
         )
         self._kernels.forward(self._model, work)
         del held
+        if self._outputs is not None:
+            logits, best = self._outputs.spread(logits), None if best is None else self._outputs.ids[best]
         return ForwardOutput(logits, features.to(self._dtype) if len(layers) else None, best)
+
+    def _answers(self, rows: int, best_below: int | None) -> tuple[Tensor, Tensor | None, int]:
+        """Where logits go, or the best rows of the output matrix, and the bound of these."""
+        if best_below is None:
+            return torch.empty(rows, self._model.head.rows), None, 0
+        below = best_below if self._outputs is None else self._outputs.below(best_below)
+        if not 1 <= below <= self._model.head.rows:
+            raise ValueError(f"best_below {best_below} leaves no id, or more than there are ({self._spec.vocab_size})")
+        return torch.empty(0, self._model.head.rows), torch.empty(rows, dtype=torch.int64), below
 
     def _check(
         self, sequences: Sequence[SeqRows], tokens: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32], kv: KVStore

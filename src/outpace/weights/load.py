@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outpace.config import stored_dtype
 from outpace.errors import ConfigError, ModelError
@@ -14,9 +15,7 @@ from outpace.kernels.native import Blocks, Weight
 from outpace.models.base import LanguageModel
 from outpace.models.loading import Placement, make_decoder
 from outpace.models.spec import DecoderSpec
-from outpace.weights.local import Progress
 from outpace.weights.names import canonical_name, ignored
-from outpace.weights.resolve import resolve
 from outpace.weights.safetensors import block_kinds, read_tensors
 
 # What tensors are converted to; None leaves them as they are stored.
@@ -51,14 +50,10 @@ def load_checkpoint(folder: Path, dtype: str, device: str) -> tuple[DecoderSpec,
     return spec, weights
 
 
-def load_decoder(
-    ref: str, dtype: str, place: Placement, progress: Progress | None = None
-) -> tuple[Path, LanguageModel]:
-    """A model reference, as people type it -> its folder and its decoder. Raises what `resolve`, `load_checkpoint` and
-    `make_decoder` raise."""
-    folder = resolve(ref, dtype, progress)
+def load_decoder(folder: Path, dtype: str, place: Placement, output_ids: Tensor | None = None) -> LanguageModel:
+    """The decoder of a checkpoint folder. Raises what `load_checkpoint` and `make_decoder` raise."""
     spec, weights = load_checkpoint(folder, dtype, place.device)
-    return folder, make_decoder(spec, weights, place)
+    return make_decoder(spec, weights, place, output_ids)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
