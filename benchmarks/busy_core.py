@@ -1,6 +1,6 @@
 """What a neighbour costs: passes of a model while another process keeps one core busy, against passes without it.
 
-    python benchmarks/busy_core.py smollm2-135m-instruct
+    python -m benchmarks.busy_core smollm2-135m-instruct
 
 Rounds with and without the neighbour take turns. Tasks are taken from one list, so the threads that still run do the
 lost core's share; with N threads no more than N / (N - 1) is lost by that, and with two cores of which one is half lost
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from peers import common
+from benchmarks.peers import common
 
 from outpace.lab.kernel_bench import Passes
 from outpace.models.loading import physical_cores

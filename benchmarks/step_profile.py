@@ -1,6 +1,6 @@
 """Where the time of one speculative step goes, part by part, beside the least that the machine allows.
 
-    python benchmarks/step_profile.py qwen2.5-coder-1.5b-instruct --draft qwen2.5-coder-0.5b-instruct -k 4
+    python -m benchmarks.step_profile qwen2.5-coder-1.5b-instruct --draft qwen2.5-coder-0.5b-instruct -k 4
 
 Answers a tuning prompt of HumanEval with a fixed K and takes the clock around the two models' native calls; then times
 the target's own matrices one kind after the other at K + 1 rows, from memory, in turns with whole passes. Writes a page
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from peers import common
+from benchmarks.peers import common
 
 from outpace.config import EngineConfig, SpecConfig
 from outpace.engine import local
