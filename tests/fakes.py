@@ -48,8 +48,8 @@ class TableModel:
         self.forwards = 0
         self._memory: dict[tuple[int, ...], Tensor] = {}
 
-    def new_store(self, max_bytes: int | None = None) -> SlotStore:
-        return SlotStore(1, 1, 1, torch.float32, "cpu", max_bytes)
+    def new_store(self, max_bytes: int | None = None, kept: int = 0) -> SlotStore:
+        return SlotStore(1, 1, 1, torch.float32, "cpu", max_bytes, kept)
 
     def logits(self, context: Sequence[int]) -> Tensor:
         key = tuple(context[-ORDER:])

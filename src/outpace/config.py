@@ -88,7 +88,8 @@ class SpecConfig(_Config):
 
 @dataclass(frozen=True)
 class EngineConfig(_Config):
-    """How to run the target. Sizes in bytes, lengths in tokens; None means "decide at load"."""
+    """How to run the target. Sizes in bytes, lengths in tokens; None means "decide at load". memory_utilisation is the
+    share of the memory still free after loading that all keys and values may take, if kv_cache_bytes does not say."""
 
     model: str
     dtype: str = "auto"
@@ -103,6 +104,8 @@ class EngineConfig(_Config):
     max_num_seqs: int = 8
     max_batched_tokens: int = 512
     kv_cache_bytes: int | None = None
+    memory_utilisation: float = 0.8
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model is empty: give a hub id, a folder, a .gguf file or a catalogue name.")
@@ -113,6 +116,12 @@ class EngineConfig(_Config):
         _require(
             self.draft_quantization in QUANTIZATIONS,
             f"draft_quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.draft_quantization!r}.",
+        )
+        share = self.memory_utilisation
+        _require(
+            isinstance(share, int | float) and 0 < share <= 1,
+            f"memory_utilisation is the share of the free memory that keys and values may take, above 0 and at most 1,"
+            f" got {share!r}.",
         )
         _require(
             self.draft_vocab_corpus is None or self.draft_vocab is not None,

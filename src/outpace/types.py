@@ -293,6 +293,7 @@ class RequestStats:
     draft_seconds: float = 0.0  # this and the two below: the request's share of each step
     verify_seconds: float = 0.0
     other_seconds: float = 0.0
+    cached_tokens: int = 0  # of the prompt: not computed again, because another text had begun alike
 
     @property
     def acceptance_rate(self) -> float:

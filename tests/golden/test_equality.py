@@ -135,6 +135,27 @@ def test_preempted_requests_are_recomputed(drafter: str) -> None:
     assert rig.store is not None and rig.store.used_bytes() == 0
 
 
+@pytest.mark.parametrize("drafter", ["none", "mixed", "draft_model"])
+@pytest.mark.parametrize("room", [None, 150])
+def test_texts_that_begin_alike_are_read_once_and_come_out_the_same(drafter: str, room: int | None) -> None:
+    """Chats that go on and questions behind one system prompt, alone and together, with and without room for all."""
+    system = [1 + i % 7 for i in range(40)]
+    kept = DraftModel(TableModel(0, 1 / 3), pipeline(), VOCAB, None if room is None else room * 8, kept=4)
+    rig = Rig(TARGET, kept if drafter == "draft_model" else DRAFTERS[drafter](), 4)
+    rig.store = TARGET.new_store(None if room is None else room * 8, kept=4)
+    greedy, seeded = (SamplingParams(temperature=t, seed=5, max_tokens=30, ignore_eos=True) for t in (0, 1))
+    turns = [[([*system, i], params)] for i, params in enumerate((greedy, seeded, greedy))]
+    chat = [*system, 0, *expected([*system, 0], greedy)]
+    turns += [[([*chat, 3, 4], greedy)], [([*system, 8], greedy), ([*chat, 3], seeded), ([*system, 8], seeded)]]
+    cached = []
+    for work in turns:
+        for answer, (prompt, params) in zip(rig.run(*work), work, strict=True):
+            agrees(answer, prompt, params)
+            cached.append(answer.stats.cached_tokens)
+    assert cached[0] == 0 and cached[1:3] == [40, 40]
+    assert cached[3] == (len(chat) - 1 if room is None else cached[3]) and all(n >= 40 for n in cached[3:5])
+
+
 def test_a_neighbour_without_a_seed_changes_nothing() -> None:
     """Scenario 31."""
     prompt, params = [3, 1, 4], SamplingParams(temperature=0.9, seed=11, max_tokens=30)

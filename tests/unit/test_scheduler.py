@@ -116,7 +116,7 @@ def test_the_youngest_gives_way_and_comes_back_first() -> None:
     assert shape(scheduler.plan()) == [(1, 65, 0, True)]
 
 
-@pytest.mark.parametrize("rows", [64, 80, 130])
+@pytest.mark.parametrize("rows", [64, 80, 129])
 def test_a_newcomer_waits_for_room(rows: int) -> None:
     kv = store(rows)
     scheduler = Scheduler(kv, FixedDepth(0), 8, 1000)

@@ -38,8 +38,13 @@ class KVStore(Protocol):
         A prefix is a length update; anything else moves rows (a tree path: its keys are rotated for their depth)."""
         ...
 
-    def release(self, seq: int) -> None:
-        """Forget a sequence. Unknown ids are ignored."""
+    def adopt(self, seq: int, tokens: Sequence[int]) -> int:
+        """Begin an unknown sequence with the kept rows of the longest beginning of `tokens`. How many are committed."""
+        ...
+
+    def release(self, seq: int, tokens: Sequence[int] = ()) -> None:
+        """Forget a sequence; unknown ids are ignored. `tokens` name its committed rows, in order, which may be kept for
+        `adopt` until room is wanted."""
         ...
 
     def length(self, seq: int) -> int:
@@ -51,7 +56,7 @@ class KVStore(Protocol):
         ...
 
     def used_bytes(self) -> int:
-        """Bytes held for sequences now."""
+        """Bytes held now, kept rows included."""
         ...
 
     def check_integrity(self) -> None:

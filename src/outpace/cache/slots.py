@@ -1,4 +1,5 @@
-"""One contiguous buffer per sequence, grown geometrically. Views cost nothing; nothing is shared between sequences."""
+"""One contiguous buffer per sequence, grown geometrically. Views cost nothing; nothing is shared between sequences: a
+common beginning is copied, which takes about as long as reading it once."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from outpace.cache.prefix import Prefixes
 
 FIRST_CAPACITY = 64  # rows; a short chat then grows four times, copying less than it holds in the end
 
@@ -32,6 +35,7 @@ class SlotStore:
     """KVStore (cache/base.py) for one model on one device.
 
     layers, kv_heads, head_dim  shape of the model's keys and values
+    kept                        texts whose rows are kept behind their end (cache/prefix.py)
     max_bytes                   the most `used_bytes()` may be, or None. The old and the new buffer of a sequence that
                                 grows exist together for the time of the copy; only the new one is counted.
     """
@@ -44,11 +48,13 @@ class SlotStore:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         max_bytes: int | None = None,
+        kept: int = 0,
     ) -> None:
         self._shape = (layers, 2, kv_heads, head_dim)
         self._dtype, self._device = dtype, torch.device(device)
         self._max_bytes = max_bytes
         self._slots: dict[int, _Slot] = {}
+        self._prefixes: Prefixes[_Slot] = Prefixes(kept)
         self._used = 0
 
     @property
@@ -64,12 +70,23 @@ class SlotStore:
         slot = self._slots.get(seq)
         rows, capacity = (slot.length + slot.reserved, slot.capacity) if slot else (0, 0)
         if slot is None or rows + n > capacity:
-            wanted = self._capacity_for(rows + n, capacity)
+            wanted = self._make_room(rows + n, capacity)
             if wanted is None:
                 return False
             slot = self._move(seq, slot, wanted)
         slot.reserved += n
         return True
+
+    def _make_room(self, rows: int, held: int) -> int | None:
+        """`_capacity_for`, at the cost of kept texts; of none if all of them together would not do."""
+        kept = sum(kept.rows.capacity for kept in self._prefixes.kept)
+        wanted = self._capacity_for(rows, held)
+        if wanted is None and self._capacity_for(rows, held + kept) is None:
+            return None
+        while wanted is None and (oldest := self._prefixes.evict()):
+            self._free(oldest)
+            wanted = self._capacity_for(rows, held)
+        return wanted
 
     def _capacity_for(self, rows: int, held: int) -> int | None:
         """Rows to allocate: twice what is held, less where the budget ends, None where it cannot hold `rows`."""
@@ -129,11 +146,34 @@ class SlotStore:
         slot.length += len(keep)
         slot.reserved = 0
 
-    def release(self, seq: int) -> None:
-        """Forget a sequence and give its bytes back. Unknown ids are ignored."""
+    def adopt(self, seq: int, tokens: Sequence[int]) -> int:
+        """A text that goes on takes the buffer over; of one that parts, the common rows are copied, or it is cut where
+        there is no room for both."""
+        if seq in self._slots:
+            raise ValueError(f"sequence {seq} has begun already")
+        found = self._prefixes.find(tokens)
+        if found is None:
+            return 0
+        kept, rows = found
+        if rows < len(kept.tokens) and (capacity := self._capacity_for(rows, 0)):
+            slot = self._move(seq, None, capacity)
+            slot.buffer[:, :, :, :rows] = kept.rows.buffer[:, :, :, :rows]
+        else:
+            self._prefixes.take(kept)
+            slot = self._slots[seq] = kept.rows
+        slot.length, slot.reserved = rows, 0
+        return rows
+
+    def release(self, seq: int, tokens: Sequence[int] = ()) -> None:
+        """Forget a sequence, and keep its rows or give their bytes back. Unknown ids are ignored."""
         slot = self._slots.pop(seq, None)
         if slot is not None:
-            self._used -= slot.capacity * self.row_bytes
+            slot.reserved = 0
+            for dropped in self._prefixes.put(tokens[: slot.length], slot):
+                self._free(dropped)
+
+    def _free(self, slot: _Slot) -> None:
+        self._used -= slot.capacity * self.row_bytes
 
     def length(self, seq: int) -> int:
         """Committed rows, 0 for unknown ids."""
@@ -155,6 +195,8 @@ class SlotStore:
             rows = slot.length + slot.reserved
             assert slot.length >= 0 and slot.reserved >= 0, f"sequence {seq}: negative rows"
             assert rows <= slot.capacity, f"sequence {seq}: {rows} rows in a buffer of {slot.capacity}"
-        held = sum(slot.buffer.nbytes for slot in self._slots.values())
+        for kept in self._prefixes.kept:
+            assert len(kept.tokens) <= kept.rows.length and not kept.rows.reserved, "kept tokens without rows"
+        held = sum(slot.buffer.nbytes for slot in [*self._slots.values(), *(kept.rows for kept in self._prefixes.kept)])
         assert held == self._used, f"{self._used} bytes counted, {held} held"
         assert self._max_bytes is None or held <= self._max_bytes, f"{held} bytes held, {self._max_bytes} allowed"

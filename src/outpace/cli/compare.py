@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from argparse import Namespace
 from importlib.resources import files
@@ -43,6 +44,8 @@ def run(args: Namespace, console: Console) -> int:
     if plan.sampling["temperature"] and "seed" not in plan.sampling:
         console.note("temperature is above 0, so both sides need one seed to be comparable: using --seed 0.")
         plan = Plan(plan.engine, plan.spec, {**plan.sampling, "seed": 0})
+    # Both sides read every prompt from its beginning, or a second run would have less to do than the first.
+    plan = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, prefix_cache=False))
     prompts = read_prompts(args.prompts)
     with opened(plan, console) as engine:
         if not engine.description.k:

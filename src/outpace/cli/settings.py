@@ -139,6 +139,25 @@ SETTINGS = (
     Setting("max_num_seqs", ENGINE, ("--max-num-seqs",), int, "most requests at a time", advanced=True),
     Setting("max_batched_tokens", ENGINE, ("--max-batched-tokens",), int, "most rows of a forward pass", advanced=True),
     Setting(
+        "memory_utilisation",
+        ENGINE,
+        ("--memory-utilisation",),
+        float,
+        "share of the free memory for keys and values (default 0.8)",
+        "X",
+        ("--memory-utilization",),
+        advanced=True,
+    ),
+    Setting(
+        "prefix_cache",
+        ENGINE,
+        ("--prefix-cache",),
+        _boolean,
+        "false: compute the beginning of every text again",
+        "BOOL",
+        advanced=True,
+    ),
+    Setting(
         "kv_cache_bytes", ENGINE, ("--kv-cache-bytes",), _size, "memory for keys and values", "SIZE", advanced=True
     ),
 )

@@ -41,6 +41,7 @@ class DraftModel:
     pipeline       turns the draft model's logits into laws; it must mask ids that the target does not have
     target_width   width of the target's laws, and so of q
     max_bytes      bound of the draft model's own KV store, None without one
+    kept           ended texts whose rows this store keeps
 
     A sequence whose text the draft model cannot hold (its context, its store, an id beyond its vocabulary) gets an
     empty draft: it is decoded plainly.
@@ -50,10 +51,16 @@ class DraftModel:
     needs = Needs(proposes_law=True)
 
     def __init__(
-        self, model: LanguageModel, pipeline: LogitsPipeline, target_width: int, max_bytes: int | None = None
+        self,
+        model: LanguageModel,
+        pipeline: LogitsPipeline,
+        target_width: int,
+        max_bytes: int | None = None,
+        kept: int = 0,
     ) -> None:
         self._model, self._pipeline, self._width = model, pipeline, target_width
-        self.store = model.new_store(max_bytes)
+        self.store = model.new_store(max_bytes, kept)
+        self._sequences: dict[int, Sequence] = {}  # those with rows
         self._rows: dict[int, int] = {}  # rows of each sequence's own tokens in its open reservation
 
     def propose(self, requests: Seq[DraftRequest]) -> Draft:
@@ -85,11 +92,15 @@ class DraftModel:
     def release(self, seq: int) -> None:
         """Forget a sequence and its rows."""
         self._rows.pop(seq, None)
-        self.store.release(seq)
+        known = self._sequences.pop(seq, None)
+        self.store.release(seq, known.tokens if known else ())
 
     def _open(self, request: DraftRequest) -> _Writing:
         """Reserve rows for the sequence's own new tokens and all drafted ones but the last."""
         sequence = request.sequence
+        if sequence.id not in self._sequences:
+            self._sequences[sequence.id] = sequence
+            self.store.adopt(sequence.id, sequence.tokens[:-1])
         length = self.store.length(sequence.id)
         pending = len(sequence.tokens) - length
         depth = min(request.depth, self._model.spec.max_context - len(sequence.tokens) + 1)

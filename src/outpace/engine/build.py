@@ -38,8 +38,8 @@ from outpace.weights.resolve import resolve
 
 ChooseOutputs = Callable[[TokenizerCodec], Tensor]
 
-# Share of the memory still free after loading that the KV store may grow into, if nobody says otherwise.
-KV_SHARE = 0.8
+# Ended texts whose keys and values are kept for texts that begin alike.
+KEPT_TEXTS = 32
 # Rows at which passes are measured for adaptive K: what checks a draft, and one token each for several sequences.
 VERIFY_ROWS = (*range(1, 10), 12, 17, 32)
 DRAFT_ROWS = (1, 2, 4, 8, 16)
@@ -85,15 +85,29 @@ class _Loaded:
         return self.model.spec.kv_bytes_per_token(self.model.dtype.itemsize)
 
 
+@dataclass(frozen=True)
+class _Room:
+    """What each KV store may hold: rows, None without a bound, and ended texts among them."""
+
+    rows: int | None
+    kept: int
+
+    def bytes(self, loaded: _Loaded) -> int | None:
+        return None if self.rows is None else self.rows * loaded.row_bytes
+
+    def store(self, loaded: _Loaded) -> KVStore:
+        return loaded.model.new_store(self.bytes(loaded), self.kept)
+
+
 class LoadedEngine:
     """A running engine and what belongs to it. Close it, or use it as a context manager."""
 
     def __init__(
-        self, target: _Loaded, machine: Machine, limits: Limits, policy: Policy, description: EngineDescription
+        self, target: _Loaded, room: _Room, client: LocalEngine, limits: Limits, description: EngineDescription
     ) -> None:
-        self._target, self._limits = target, limits
+        self._target, self._room, self._limits = target, room, limits
         self.description = description
-        self.client = LocalEngine(machine, target.codec, limits, policy)
+        self.client = client
         self._engines = [self.client]
 
     @property
@@ -108,7 +122,7 @@ class LoadedEngine:
 
     def plain(self) -> LocalEngine:
         """A second engine on the same weights, without a drafter and with a KV store of its own."""
-        machine = _machine(self._target, GrammarMask(self._target.grammars), None, "auto", self._limits.kv_rows)
+        machine = _machine(self._target, GrammarMask(self._target.grammars), None, "auto", self._room)
         engine = LocalEngine(machine, self._target.codec, self._limits, FixedDepth(0))
         self._engines.append(engine)
         return engine
@@ -139,10 +153,11 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
     context = _context(config, target)
     draft, reason = _draft_model(config, spec, target, progress)
     rows = _kv_rows(config, [target, draft] if draft else [target])
+    room = _Room(rows, KEPT_TEXTS if config.prefix_cache else 0)
     grammar = GrammarMask(target.grammars)
-    drafter = _drafter(spec, target, draft, grammar, rows)
+    drafter = _drafter(spec, target, draft, grammar, room)
     limits = Limits(context, config.max_num_seqs, config.max_batched_tokens, rows)
-    machine = _machine(target, grammar, drafter, spec.rule, rows)
+    machine = _machine(target, grammar, drafter, spec.rule, room)
     policy = _policy(spec, target, draft, threads, progress or silent)
     description = EngineDescription(
         model=config.model,
@@ -161,7 +176,8 @@ def open_engine(config: EngineConfig, spec: SpecConfig, progress: Progress | Non
         adaptive=spec.adaptive,
         load_seconds=time.perf_counter() - start,
     )
-    return LoadedEngine(target, machine, limits, policy, description)
+    client = LocalEngine(machine, target.codec, limits, policy)
+    return LoadedEngine(target, room, client, limits, description)
 
 
 def _place(config: EngineConfig, quantization: str) -> Placement:
@@ -181,17 +197,13 @@ def _vocabulary(codec: TokenizerCodec) -> Vocabulary:
     return Vocabulary(size, codec.token_bytes, codec.special_ids, ends, codec.encode_continuation)
 
 
-def _machine(target: _Loaded, grammar: GrammarMask, drafter: Drafter | None, rule: str, rows: int | None) -> Machine:
+def _machine(target: _Loaded, grammar: GrammarMask, drafter: Drafter | None, rule: str, room: _Room) -> Machine:
     needs = drafter.needs if drafter is not None else Needs()
     wanted = rule if drafter is not None else "auto"
     chosen = choose_rule(wanted, proposes_law=needs.proposes_law, tree=needs.tree)
     codec = target.codec
     pipeline = LogitsPipeline(target.model.spec.vocab_size, codec.eos_ids, codec.vocab_size, grammar=grammar)
-    return Machine(target.model, _store(target, rows), pipeline, drafter, chosen)
-
-
-def _store(loaded: _Loaded, rows: int | None) -> KVStore:
-    return loaded.model.new_store(None if rows is None else rows * loaded.row_bytes)
+    return Machine(target.model, room.store(target), pipeline, drafter, chosen)
 
 
 def _draft_model(
@@ -234,7 +246,7 @@ def _check_lookup(config: EngineConfig) -> None:
 
 
 def _drafter(
-    spec: SpecConfig, target: _Loaded, draft: _Loaded | None, grammar: GrammarMask, rows: int | None
+    spec: SpecConfig, target: _Loaded, draft: _Loaded | None, grammar: GrammarMask, room: _Room
 ) -> Drafter | None:
     if spec.k == 0:
         return None
@@ -243,8 +255,8 @@ def _drafter(
     # Ids that the target lacks are masked; eos is the target's, for min_tokens.
     known = min(draft.codec.vocab_size, target.codec.vocab_size)
     pipeline = LogitsPipeline(draft.model.spec.vocab_size, target.codec.eos_ids, known, grammar=grammar)
-    budget = None if rows is None else rows * draft.row_bytes
-    return Forced(DraftModel(draft.model, pipeline, target.model.spec.vocab_size, budget), grammar)
+    drafter = DraftModel(draft.model, pipeline, target.model.spec.vocab_size, room.bytes(draft), room.kept)
+    return Forced(drafter, grammar)
 
 
 def _policy(spec: SpecConfig, target: _Loaded, draft: _Loaded | None, threads: int, progress: Progress) -> Policy:
@@ -272,7 +284,7 @@ def _kv_rows(config: EngineConfig, models: list[_Loaded]) -> int | None:
     budget = config.kv_cache_bytes
     if budget is None:
         free = _free_memory(models[0].model.device)
-        budget = None if free is None else int(free * KV_SHARE)
+        budget = None if free is None else int(free * config.memory_utilisation)
     if budget is None:
         return None
     row = sum(loaded.row_bytes for loaded in models)

@@ -213,13 +213,13 @@ class LocalEngine:
     def _advance(self) -> None:
         plan = self._scheduler.plan()
         for sequence in plan.preempted:
-            self._release(sequence.id)
+            self._release(sequence)
             self._meter.count("preemptions")
         if not plan.work:
             return
         outputs = {w.sequence.id: self._jobs[w.sequence.id].output for w in plan.work}
         for serial in outputs:
-            self._jobs[serial].meter.begin()
+            self._jobs[serial].meter.begin(self._machine.store.length(serial))
         report = step(self._machine, plan.work, outputs)
         self._meter.add(report)
         self._policy.observe(plan.work, report)
@@ -257,12 +257,12 @@ class LocalEngine:
         self._scheduler.remove(job.output.sequence)
         self._machine.pipeline.forget(job.output.sequence.tokens)
         self._policy.release(serial)
-        self._release(serial)
+        self._release(job.output.sequence)
 
-    def _release(self, serial: int) -> None:
-        self._machine.store.release(serial)
+    def _release(self, sequence: Sequence) -> None:
+        self._machine.store.release(sequence.id, sequence.tokens)
         if self._machine.drafter is not None:
-            self._machine.drafter.release(serial)
+            self._machine.drafter.release(sequence.id)
 
     def _fail_all(self, error: EngineDead) -> None:
         with self._lock:

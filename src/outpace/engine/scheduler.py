@@ -73,14 +73,17 @@ class Scheduler:
     def _admit(self, plan: Plan) -> None:
         while self._waiting and len(self._running) < self._max_num_seqs:
             first = self._waiting[0]
+            self._store.adopt(first.id, first.tokens[:-1])
             if self._running and not self._fits(first):
+                self._store.release(first.id, first.tokens)
                 return
             self._running.append(self._waiting.popleft())
 
     def _fits(self, sequence: Sequence) -> bool:
         """Room for all its tokens now, tried by a reservation that is given back."""
-        fits = self._store.reserve(sequence.id, len(sequence.tokens))
-        self._store.release(sequence.id)
+        fits = self._store.reserve(sequence.id, len(sequence.tokens) - self._store.length(sequence.id))
+        if fits:
+            self._store.commit(sequence.id, ())
         return fits
 
     def _share(self) -> list[Work]:
@@ -105,7 +108,7 @@ class Scheduler:
         planned = {w.sequence.id for w in plan.work}
         victims = [s for s in self._running if s.id not in planned and s.id > keep.id]
         victim = max(victims or [keep], key=lambda s: s.id)
-        self._store.release(victim.id)
+        self._store.release(victim.id, victim.tokens)
         self._running.remove(victim)
         self._waiting.appendleft(victim)
         plan.preempted.append(victim)

@@ -20,6 +20,7 @@ class RequestMeter:
     started: float | None = None
     first_token: float | None = None
     last_token: float = 0.0
+    cached: int = 0
     output_tokens: int = 0
     steps: int = 0
     draft_steps: int = 0
@@ -30,10 +31,11 @@ class RequestMeter:
     verify_seconds: float = 0.0
     other_seconds: float = 0.0
 
-    def begin(self) -> None:
-        """The request leaves the queue (again, after a preemption: only the first time counts)."""
+    def begin(self, cached: int) -> None:
+        """The request leaves the queue with so many rows known already (again, after a preemption: only the first time
+        counts)."""
         if self.started is None:
-            self.started = time.perf_counter()
+            self.started, self.cached = time.perf_counter(), cached
 
     def share(self, report: StepReport, parts: int) -> None:
         """This request's equal share of a step's time."""
@@ -60,6 +62,7 @@ class RequestMeter:
         positions = range(max(self.drafted_at, default=-1) + 1)
         return RequestStats(
             prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached,
             output_tokens=self.output_tokens,
             steps=self.steps,
             draft_steps=self.draft_steps,

@@ -125,8 +125,9 @@ class LanguageModel(Protocol):
         it takes a few rows."""
         ...
 
-    def new_store(self, max_bytes: int | None = None) -> KVStore:
-        """An empty store shaped for this model. max_bytes None: bounded only by memory."""
+    def new_store(self, max_bytes: int | None = None, kept: int = 0) -> KVStore:
+        """An empty store shaped for this model, which keeps the rows of `kept` ended texts. max_bytes None: bounded
+        only by memory."""
         ...
 
     def forward(self, batch: ForwardBatch, kv: KVStore) -> ForwardOutput:

@@ -90,10 +90,10 @@ class Decoder:
         """Bytes of weights that a narrow pass reads: not an embedding table beside another output matrix."""
         return self.weight_bytes() - (0 if self._head is self._embed else self._embed.nbytes)
 
-    def new_store(self, max_bytes: int | None = None) -> KVStore:
-        """An empty store shaped for this model, bounded by max_bytes if given."""
+    def new_store(self, max_bytes: int | None = None, kept: int = 0) -> KVStore:
+        """See LanguageModel."""
         spec = self._spec
-        return SlotStore(spec.layers, spec.kv_heads, spec.head_dim, self._dtype, self._device, max_bytes)
+        return SlotStore(spec.layers, spec.kv_heads, spec.head_dim, self._dtype, self._device, max_bytes, kept)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVStore) -> ForwardOutput:

@@ -134,10 +134,10 @@ class NativeDecoder:
         """Bytes of weights that a narrow pass reads: not an embedding table beside another output matrix."""
         return self._weight_bytes - (0 if self._spec.tied else self._held[0].nbytes)
 
-    def new_store(self, max_bytes: int | None = None) -> KVStore:
-        """An empty store shaped for this model, bounded by max_bytes if given."""
+    def new_store(self, max_bytes: int | None = None, kept: int = 0) -> KVStore:
+        """See LanguageModel."""
         spec = self._spec
-        return SlotStore(spec.layers, spec.kv_heads, spec.head_dim, self._dtype, "cpu", max_bytes)
+        return SlotStore(spec.layers, spec.kv_heads, spec.head_dim, self._dtype, "cpu", max_bytes, kept)
 
     def forward(self, batch: ForwardBatch, kv: KVStore) -> ForwardOutput:
         """See `Decoder.forward`. ValueError for rows that are not reserved and tokens that do not exist: what follows
