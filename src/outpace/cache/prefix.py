@@ -41,13 +41,14 @@ class Prefixes(Generic[Rows]):
         """Keep the rows of a text. Returns what is dropped for it: texts that it begins with, the oldest one where
         there are too many, or itself, if it is short or the beginning of another one."""
         ids = np.asarray(tokens, np.int64)
-        covered = any(common(old.tokens, ids) == len(ids) < len(old.tokens) for old in self._kept)
+        lengths = [common(old.tokens, ids) for old in self._kept]
+        covered = any(n == len(ids) < len(old.tokens) for old, n in zip(self._kept, lengths, strict=True))
         if self._most < 1 or len(ids) < SHORTEST or covered:
             return [rows]
-        new = Kept(ids, rows)
-        dropped = [old for old in self._kept if common(old.tokens, ids) == len(old.tokens)]
-        self._kept = [old for old in self._kept if all(old is not other for other in dropped)]
-        self._kept.append(new)
+        begun = [n == len(old.tokens) for old, n in zip(self._kept, lengths, strict=True)]
+        dropped = [old for old, over in zip(self._kept, begun, strict=True) if over]
+        self._kept = [old for old, over in zip(self._kept, begun, strict=True) if not over]
+        self._kept.append(Kept(ids, rows))
         if len(self._kept) > self._most:
             dropped.append(self._kept.pop(0))
         return [old.rows for old in dropped]
@@ -55,12 +56,13 @@ class Prefixes(Generic[Rows]):
     def find(self, tokens: Sequence[int]) -> tuple[Kept[Rows], int] | None:
         """The text with the longest common beginning, and its length; None below SHORTEST. It counts as used."""
         ids = np.asarray(tokens, np.int64)
-        best = max(self._kept, key=lambda kept: common(kept.tokens, ids), default=None)
-        if best is None or common(best.tokens, ids) < SHORTEST:
+        lengths = [common(kept.tokens, ids) for kept in self._kept]
+        longest = max(lengths, default=0)
+        if longest < SHORTEST:
             return None
-        self.take(best)
+        best = self._kept.pop(lengths.index(longest))
         self._kept.append(best)
-        return best, common(best.tokens, ids)
+        return best, longest
 
     def take(self, kept: Kept[Rows]) -> None:
         """Keep it no longer: its rows have a new owner."""
